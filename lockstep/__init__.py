@@ -1,0 +1,59 @@
+"""On-policy reinforcement learning whose result does not depend on how it was run.
+
+This module is light: JAX is imported when something is computed, after thread counts are pinned.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+
+if typing.TYPE_CHECKING:
+    from lockstep.experiment import Config
+    from lockstep.run.policy import TrainedPolicy
+    from lockstep.run.train import Run
+
+__version__ = "0.1.0"
+__all__ = ["load", "train"]
+
+
+def train(
+    config: Config | str,
+    algo: str | None = None,
+    logdir: str | Path = "runs",
+    name: str | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Run:
+    """Train to the end and return the run.
+
+    `config` is a preset's name, an environment id, a TOML file or a `Config`. `settings` override single values,
+    as `--set` does on the command line: `{"seed": 1, "algo.clip": 0.1}`.
+    """
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep.errors import UsageError
+    from lockstep.experiment import algorithm_name, resolve
+    from lockstep.run import directory
+    from lockstep.run.train import train as run_train
+
+    if isinstance(config, str):
+        label, config = Path(config).stem, resolve(config, algo, settings)
+    elif algo or settings:
+        raise UsageError("algo and settings go with a name; change the Config itself instead.")
+    else:
+        label = config.experiment.env.id
+    experiment = config.experiment
+    name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+    return run_train(config, logdir, name)
+
+
+def load(run: str | Path, checkpoint: str = "newest") -> TrainedPolicy:
+    """The policy of a run: `load(run).act(observation)`. `checkpoint`: newest, best, or a number of steps."""
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep.run.policy import load as load_policy
+
+    return load_policy(run, checkpoint)

@@ -1,0 +1,164 @@
+"""What every actor-critic algorithm does around its own step: normalise, estimate, keep count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lockstep import moments, returns
+from lockstep.core import Array, Key, Lanes, Learner, Moments, Policy, Spec, Trajectory, Tree
+from lockstep.ranges import Positive
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Running scales, kept in the learner and frozen while an update's data is collected."""
+
+    observation: bool = True  # observations to zero mean and unit variance
+    reward: bool = True  # rewards divided by the standard deviation of the discounted return
+    observation_clip: Positive = 10.0  # normalised observations stay within +-this
+    reward_clip: Positive = 10.0  # scaled rewards stay within +-this
+
+
+class Setup(NamedTuple):
+    """What an algorithm is told about the problem."""
+
+    policy: Policy
+    spec: Spec
+    normalize: Normalize
+    budget: int  # environment steps of the whole experiment, for schedules
+    lanes: int
+    rows: int  # environment steps of one lane in one update
+
+    @property
+    def batch(self) -> int:
+        return self.lanes * self.rows
+
+
+class Batch(NamedTuple):
+    """A lane's trajectory as the networks see it."""
+
+    lane: Array
+    observation: Tree  # [T, E, ...] normalised
+    next_observation: Tree
+    policy_state: Tree
+    action: Array
+    reward: Array  # [T, E] scaled
+    terminated: Array
+    truncated: Array
+
+
+class Estimate(NamedTuple):
+    advantage: Array  # [T, E]
+    value_target: Array
+    value: Array
+
+
+def new_learner(setup: Setup, key: Key, optimizer: Callable[[Tree], Tree]) -> Learner:
+    params = setup.policy.init(key)
+    return Learner(
+        params=params,
+        optimizer=optimizer(params),
+        observation=moments.empty(setup.spec.observation.shape),
+        reward=moments.empty(()),
+        steps=jnp.zeros((), jnp.int64),
+        updates=jnp.zeros((), jnp.int64),
+    )
+
+
+def see(normalize: Normalize, seen: Moments, observation: Tree) -> Tree:
+    """Observations as the networks see them."""
+    if not normalize.observation:
+        return observation.astype(jnp.float32)
+    return moments.standardize(seen, observation, normalize.observation_clip)
+
+
+def prepare(setup: Setup, learner: Learner, lanes: Lanes) -> tuple[Learner, Lanes]:
+    """The lanes' trajectories as `Batch`es, and the learner that has seen their rewards.
+
+    Observations are seen as the acting policy saw them. Rewards take no part in acting, so their scale may
+    include the newest: the very first update is scaled too.
+    """
+    if setup.normalize.reward:
+        seen = lanes.map(lambda lane: moments.measure(lane.discounted_return, (0, 1))).all()
+        learner = learner._replace(reward=moments.merge_lanes(learner.reward, seen))
+    scale = (1.0 / jnp.sqrt(moments.variance(learner.reward) + 1e-8)).astype(jnp.float32)
+    clip = setup.normalize.reward_clip
+
+    def lane_batch(lane: Trajectory) -> Batch:
+        reward = lane.reward
+        if setup.normalize.reward:
+            reward = jnp.clip(reward * scale, -clip, clip)
+        return Batch(
+            lane=lane.lane,
+            observation=see(setup.normalize, learner.observation, lane.observation),
+            next_observation=see(setup.normalize, learner.observation, lane.next_observation),
+            policy_state=lane.policy_state,
+            action=lane.action,
+            reward=reward,
+            terminated=lane.terminated,
+            truncated=lane.truncated,
+        )
+
+    return learner, lanes.map(lane_batch)
+
+
+def estimate(policy: Policy, params: Tree, batch: Batch, discount: float, trace: float) -> Estimate:
+    """Advantages and value targets of one lane under `params`."""
+    value = policy.value(params, batch.observation, batch.policy_state)
+    next_value = policy.value(params, batch.next_observation, batch.policy_state)
+    advantage = returns.gae(
+        batch.reward, value, next_value, batch.terminated, batch.truncated, discount, trace
+    )
+    return Estimate(advantage, advantage + value, value)
+
+
+def spread(lanes: Lanes, values: Callable[[Batch], Array]) -> tuple[Array, Array]:
+    """Mean and standard deviation of `values` over all lanes, in two passes of the fixed tree."""
+    mean = lanes.mean(lambda lane: values(lane).mean())
+    deviation = lanes.mean(lambda lane: jnp.square(values(lane) - mean).mean())
+    return mean, jnp.sqrt(deviation)
+
+
+def explained_variance(target: Array, value: Array) -> tuple[Array, Array, Array, Array]:
+    """One lane's share of `explained`: first and second moments of the target and of what is left of it."""
+    target, rest = target.astype(jnp.float64), (target - value).astype(jnp.float64)
+    return target.mean(), jnp.square(target).mean(), rest.mean(), jnp.square(rest).mean()
+
+
+def explained(shares: tuple[Array, Array, Array, Array]) -> Array:
+    """1 - Var(target - value) / Var(target): 1 is a perfect value function, 0 as good as a constant."""
+    target, target_square, rest, rest_square = shares
+    total = target_square - jnp.square(target)
+    left = rest_square - jnp.square(rest)
+    return jnp.where(total > 0, 1.0 - left / jnp.where(total > 0, total, 1.0), jnp.nan)
+
+
+def advance(setup: Setup, learner: Learner, lanes: Lanes, params: Tree, optimizer: Tree) -> Learner:
+    """The learner after an update: new weights, and the normaliser has seen this update's observations."""
+    observation = learner.observation
+    if setup.normalize.observation:
+        seen = lanes.map(lambda lane: moments.measure(lane.observation, (0, 1))).all()
+        observation = moments.merge_lanes(observation, seen)
+    return learner._replace(
+        params=params,
+        optimizer=optimizer,
+        observation=observation,
+        steps=learner.steps + setup.batch,
+        updates=learner.updates + 1,
+    )
+
+
+def rate(learning_rate: float, schedule: str, steps: Array, budget: int) -> Array:
+    """The learning rate after `steps` of `budget`: `constant`, or `linear` down to zero."""
+    share = jnp.clip(1.0 - steps / budget, 0.0, 1.0) if schedule == "linear" else jnp.ones(())
+    return (learning_rate * share).astype(jnp.float32)
+
+
+def flat_rows(tree: Tree) -> Tree:
+    """Time and environment as one axis: [T, E, ...] -> [T E, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)

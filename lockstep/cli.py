@@ -1,0 +1,260 @@
+"""The command line. Every failure is one message and its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lockstep import __version__
+from lockstep.errors import LockstepError, UsageError, nearest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status."""
+    try:
+        options = _parser().parse_args(arguments)
+        return int(options.command(options) or 0)
+    except LockstepError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("lockstep: stopped at once; checkpoints written before are intact.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _train(options: argparse.Namespace) -> int:
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep import config
+    from lockstep.experiment import algorithm_name, preset_for, resolve
+    from lockstep.run import directory
+    from lockstep.run.train import train
+
+    settings: dict[str, Any] = dict(config.parse(setting) for setting in options.set)
+    for name in ("steps", "seed", "lanes"):
+        if getattr(options, name) is not None:
+            settings[name] = getattr(options, name)
+    resolved = resolve(options.name_or_env, options.algo, settings)
+    experiment = resolved.experiment
+    if (tuned := preset_for(options.name_or_env)) is not None:
+        print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
+    label = Path(options.name_or_env).stem
+    name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+    path = Path(options.logdir) / name
+    print(f"training {experiment.env.id} with {algorithm_name(experiment.algo)}, seed {experiment.seed}, in {path}")
+    return _finish(lambda: train(resolved, options.logdir, name), path)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep.run.train import resume
+
+    return _finish(lambda: resume(options.run, options.steps, options.strict), options.run)
+
+
+def _finish(work: Any, path: Path) -> int:
+    """Train, and say how it ended. The last line is the digest."""
+    from lockstep.run.interrupt import Interrupted
+
+    try:
+        run = work()
+    except Interrupted as stopped:
+        print(f"lockstep: stopped by {stopped}; continue with: lockstep resume {path}", file=sys.stderr)
+        return stopped.status
+    score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
+    print(f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}")
+    print(f"look at it with: lockstep visualize {run.path}")
+    print(f"digest {run.digest}")
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from lockstep import load
+    from lockstep.run.evaluate import evaluate
+
+    policy = load(options.run, options.checkpoint)
+    seed = policy.experiment.seed if options.seed is None else options.seed
+    result = evaluate(policy, options.episodes, seed)
+    if options.json:
+        print(json.dumps(result.as_dict()))
+        return 0
+    low, high = result.mean - result.half_interval, result.mean + result.half_interval
+    print(f"return {result.mean:.2f} +- {result.std:.2f} over {options.episodes} episodes")
+    print(f"95 % interval of the mean: {low:.2f} to {high:.2f}")
+    print(f"length {sum(result.lengths) / len(result.lengths):.1f}")
+    return 0
+
+
+def _visualize(options: argparse.Namespace) -> int:
+    from lockstep.run.visualize import choose_renderer, visualize
+
+    choose_renderer()
+    from lockstep import load
+
+    policy = load(options.run, options.checkpoint)
+    outdir = options.outdir or options.run / "videos"
+    seed = policy.experiment.seed if options.seed is None else options.seed
+    for video in visualize(policy, outdir, options.episodes, seed, options.format):
+        print(f"{video.path}  return {video.total:.2f}  {video.steps} steps")
+    return 0
+
+
+def _digest(options: argparse.Namespace) -> int:
+    from lockstep.run.receipts import receipt
+
+    found = receipt(options.run)
+    print(f"{options.run}: update {found.updates}, {found.steps} steps; {found.agreement}")
+    print(found.digest)
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from lockstep.run.plot import plot
+
+    plot(options.runs, options.out, options.column)
+    print(options.out)
+    return 0
+
+
+def _presets(options: argparse.Namespace) -> int:
+    from lockstep.algorithms import REGISTRY
+    from lockstep.experiment import preset_names, preset_table
+
+    width = max(map(len, preset_names()))
+    for name in preset_names():
+        table = preset_table(name)
+        algorithms = ", ".join(algo for algo in REGISTRY if algo in table)
+        print(f"{name:<{width}}  {table['env']['id']:<28} {algorithms:<8} {table['about']}")
+    return 0
+
+
+def _info(options: argparse.Namespace) -> int:
+    from lockstep.run.inspect import info
+
+    print(info(_env(options.env), options.steps))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from lockstep.run.inspect import check, replay
+
+    if options.replay is not None:
+        print(replay(options.env, options.replay))
+    else:
+        print(check(_env(options.env), options.seed))
+    return 0
+
+
+def _env(name: str) -> Any:
+    """The environment of a preset, or of an id."""
+    from lockstep.experiment import resolve
+
+    return resolve(name).experiment.env
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest option when one is mistyped."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            known = [name for action in self._every_action() for name in action.option_strings]
+            hint = nearest(message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0], known)
+        elif "invalid choice: '" in message:
+            wrong = message.split("invalid choice: '")[1].split("'")[0]
+            hint = nearest(wrong, self._commands())
+        raise UsageError(f"{message}.{hint} See `{self.prog} --help`.")
+
+    def _subparsers_action(self) -> Any:
+        return next((a for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
+
+    def _commands(self) -> list[str]:
+        return list(self._subparsers_action().choices) if self._subparsers_action() else []
+
+    def _every_action(self) -> list[argparse.Action]:
+        inner = self._subparsers_action().choices.values() if self._subparsers_action() else []
+        return [*self._actions, *(action for parser in inner for action in parser._actions)]
+
+
+def _count(text: str) -> int:
+    """A positive whole number; 1e6 is one."""
+    number = float(text)
+    if not number.is_integer() or number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text}")
+    return int(number)
+
+
+def _natural(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text}")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="lockstep", description=__doc__ and "On-policy reinforcement learning, bit for bit.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+
+    def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(command=run)
+        return added
+
+    def on_run(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        added = command(name, run, text)
+        added.add_argument("run", type=Path, metavar="RUN", help="a run directory")
+        return added
+
+    train = command("train", _train, "train a policy")
+    train.add_argument("name_or_env", metavar="PRESET|ENV", help="a preset, a Gymnasium id, or a config.toml")
+    train.add_argument("--algo", help="the algorithm; default: ppo")
+    train.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
+    train.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")
+    train.add_argument("--lanes", type=_count, help="units of work that processes can share")
+    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting: algo.clip=0.1")
+    train.add_argument("--logdir", default="runs", help="where runs are kept; default: runs")
+    train.add_argument("--name", help="the run's name; default: made from time, preset and seed")
+
+    resume = on_run("resume", _resume, "continue a run that was stopped, to the same bits")
+    resume.add_argument("--steps", type=_count, help="another budget; learning-rate schedules follow it")
+    resume.add_argument("--strict", action="store_true", help="refuse where bits may differ from the run so far")
+
+    evaluate = on_run("evaluate", _evaluate, "play episodes without noise, on fixed seeds")
+    evaluate.add_argument("--episodes", type=_count, default=100)
+    evaluate.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+    visualize = on_run("visualize", _visualize, "make videos of episodes")
+    visualize.add_argument("--outdir", type=Path, help="default: RUN/videos")
+    visualize.add_argument("--episodes", type=_count, default=1)
+    visualize.add_argument("--format", choices=("mp4", "gif"), default="mp4")
+    for reader in (evaluate, visualize):
+        reader.add_argument("--checkpoint", default="newest", help="newest (default), best, or a number of steps")
+        reader.add_argument("--seed", type=_natural, help="of the episodes; default: the run's")
+
+    on_run("digest", _digest, "print the digest of a run's newest checkpoint; the last line is the digest alone")
+
+    plot = command("plot", _plot, "draw return against steps; runs that differ only in seed are averaged")
+    plot.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    plot.add_argument("--out", type=Path, default=Path("curves.png"), help="PNG or SVG; default: curves.png")
+    plot.add_argument("--column", default="return_mean", help="a column of metrics.csv; default: return_mean")
+
+    command("presets", _presets, "list the presets")
+    info = command("info", _info, "show an environment's spaces, limits, rewards and reset noise")
+    info.add_argument("env", metavar="ENV")
+    info.add_argument("--steps", type=_count, default=1000, help="random steps to measure rewards over")
+    check = command("check", _check, "check that an environment keeps its contract and replays exactly")
+    check.add_argument("env", metavar="ENV")
+    check.add_argument("--seed", type=_natural, default=0)
+    check.add_argument("--replay", type=Path, metavar="FILE", help="replay an episode that a run recorded")
+    return parser

@@ -1,0 +1,152 @@
+"""Policy and environments make trajectories, lane by lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from lockstep.algorithms.actor_critic import Normalize, see
+from lockstep.core import Array, Learner, Policy, Trajectory, Tree
+from lockstep.envs.local import LocalEnvs, OpenEpisode, Step
+from lockstep.parallel.lanes import LocalLanes
+
+
+class Actor(NamedTuple):
+    """A policy's compiled actions, for all lanes of the process in one call."""
+
+    noise: Callable[[np.ndarray, np.ndarray], Array]  # key data, lane numbers -> [L, T, E, ...]
+    act: Callable[[Tree, Tree, Array, Array, Array], Array]  # params, moments, observation, noise, t -> action
+    mode: Callable[[Tree, Tree, Array], Array]  # params, moments, observation [N, ...] -> [N, ...]
+
+
+def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: int) -> Actor:
+    """Noise is drawn beforehand by address and values are left to the update: acting is the actor alone."""
+    distribution = policy.distribution
+
+    def noise(key_data: Array, lanes: Array) -> Array:
+        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+        return (
+            LocalLanes(lanes)
+            .map(lambda lane: distribution.noise(jax.random.fold_in(key, lane), (steps, envs_per_lane)))
+            .all()
+        )
+
+    def act(params: Tree, moments: Tree, observation: Array, noise: Array, t: Array) -> Array:
+        def lane_action(lane: tuple[Array, Array]) -> Array:
+            observation, noise = lane
+            parameters, _ = policy.act(params, see(normalize, moments, observation), ())
+            return distribution.sample(parameters, jax.lax.dynamic_index_in_dim(noise, t, 0, False))
+
+        return LocalLanes((observation, noise)).map(lane_action).all()
+
+    def mode(params: Tree, moments: Tree, observation: Array) -> Array:
+        return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
+
+    return Actor(jax.jit(noise), jax.jit(act), jax.jit(mode))
+
+
+class Episode(NamedTuple):
+    """A finished episode."""
+
+    env: int  # the environment's number in the experiment
+    steps: int
+    total: float  # the sum of its rewards
+
+
+class Collector:
+    """The lanes' environments, and what is known of their running episodes."""
+
+    def __init__(self, envs: LocalEnvs, actor: Actor, lanes: range, steps: int, discount: float) -> None:
+        self._envs, self._actor, self._lanes, self._steps, self._discount = envs, actor, lanes, steps, discount
+        n, spec = len(envs), envs.spec.observation
+        self._observation = np.zeros((n, *spec.shape), spec.dtype)
+        self._length = np.zeros(n, np.int64)
+        self._total = np.zeros(n, np.float64)
+        self._discounted = np.zeros(n, np.float64)
+
+    def start(self) -> None:
+        self._envs.start(self._observation)
+
+    def collect(self, learner: Learner, key_data: np.ndarray) -> tuple[Trajectory, list[Episode]]:
+        """`steps` steps of every environment, stacked over lanes, and the episodes that ended meanwhile."""
+        n, steps, lanes = len(self._envs), self._steps, len(self._lanes)
+        envs_per_lane, spec = n // lanes, self._envs.spec
+        numbers = np.asarray(self._lanes, np.int32)
+        noise = self._actor.noise(key_data, numbers)
+        observation = np.empty((steps + 1, n, *spec.observation.shape), spec.observation.dtype)
+        next_observation = np.empty_like(observation[1:])
+        reward = np.empty((steps, n), np.float64)
+        terminated, truncated = np.empty((2, steps, n), bool)
+        observation[0] = self._observation
+        actions = []
+        act, step = self._actor.act, self._envs.step
+        in_lanes = (lanes, envs_per_lane, *spec.observation.shape)
+        for t in range(steps):
+            action = np.asarray(
+                act(learner.params, learner.observation, observation[t].reshape(in_lanes), noise, t)
+            )
+            action = action.reshape(n, *action.shape[2:])
+            actions.append(action)
+            step(action, Step(reward[t], terminated[t], truncated[t], next_observation[t], observation[t + 1]))
+        action = np.stack(actions)
+        self._observation = observation[steps].copy()
+        discounted, episodes = self._follow(reward, terminated | truncated)
+
+        def by_lane(array: np.ndarray) -> np.ndarray:
+            """[T, L E, ...] -> [L, T, E, ...]"""
+            split = array.reshape(steps, lanes, envs_per_lane, *array.shape[2:])
+            return np.ascontiguousarray(np.moveaxis(split, 1, 0))
+
+        trajectory = Trajectory(
+            lane=numbers,
+            observation=by_lane(observation[:steps]),
+            action=by_lane(action),
+            reward=by_lane(reward.astype(np.float32)),
+            terminated=by_lane(terminated),
+            truncated=by_lane(truncated),
+            next_observation=by_lane(next_observation),
+            discounted_return=by_lane(discounted),
+            policy_state=(),
+        )
+        return trajectory, episodes
+
+    def _follow(self, reward: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, list[Episode]]:
+        """Keep the running episodes' records; the discounted returns so far and the episodes that ended."""
+        discounted = np.empty_like(reward)
+        episodes = []
+        for t in range(len(reward)):
+            self._discounted = self._discounted * self._discount + reward[t]
+            discounted[t] = self._discounted
+            self._total += reward[t]
+            self._length += 1
+            if ended[t].any():
+                for i in np.flatnonzero(ended[t]):
+                    episodes.append(Episode(int(i), int(self._length[i]), float(self._total[i])))
+                for record in (self._discounted, self._total, self._length):
+                    record[ended[t]] = 0
+        return discounted, episodes
+
+    def open_episodes(self) -> dict[str, np.ndarray]:
+        """The running episodes as arrays, for a checkpoint; `restore` takes them back."""
+        numbers, actions = zip(*(self._envs.running(i) for i in range(len(self._envs))), strict=True)
+        return {
+            "episode": np.asarray(numbers, np.int64),
+            "length": self._length.copy(),
+            "total": self._total.copy(),
+            "discounted": self._discounted.copy(),
+            "observation": self._observation.copy(),
+            "actions": np.concatenate(actions),
+        }
+
+    def restore(self, record: dict[str, np.ndarray]) -> list[int]:
+        """Rebuild the running episodes. Returns the environments that did not repeat themselves."""
+        self._length, self._total = record["length"].copy(), record["total"].copy()
+        self._discounted, self._observation = record["discounted"].copy(), record["observation"].copy()
+        parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
+        episodes = [
+            OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)
+        ]
+        return [i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]

@@ -1,0 +1,1 @@
+"""Environments. Nothing here knows of learning, and nothing here imports JAX."""

@@ -1,0 +1,142 @@
+"""The environments of a process's lanes, stepped inside the process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.address import Purpose, integer
+from lockstep.core import Box, Spec
+from lockstep.envs.make import Env, check_finite, commands, make, one_command, spec_of, write_observation
+from lockstep.errors import EnvironmentFault
+
+
+class Step(NamedTuple):
+    """Where one step of N environments is written."""
+
+    reward: np.ndarray  # [N]
+    terminated: np.ndarray  # [N]
+    truncated: np.ndarray  # [N]
+    next_observation: np.ndarray  # [N, ...] the true final one where an episode ended
+    observation: np.ndarray  # [N, ...] what the policy sees next: after a reset where an episode ended
+
+
+class OpenEpisode(NamedTuple):
+    """An episode that is going on: enough to rebuild it anywhere."""
+
+    number: int
+    actions: np.ndarray  # [n, ...] the policy's, since the reset
+    observation: np.ndarray  # the newest, to compare with
+
+
+class BrokenEpisode(EnvironmentFault):
+    """An environment broke its contract in an episode that can be replayed."""
+
+    def __init__(self, why: str, env: Env, number: int, seed: int, actions: np.ndarray) -> None:
+        super().__init__(why)
+        self.why, self.env, self.number, self.seed, self.actions = why, env, number, seed, actions
+
+
+class LocalEnvs:
+    """`numbers` are the environments' numbers in the experiment: with `seed` they fix every episode's seed."""
+
+    def __init__(self, env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> None:
+        self._env, self._seed, self._numbers, self._purpose = env, seed, list(numbers), purpose
+        self._envs = [make(env) for _ in self._numbers]
+        self.spec: Spec = spec_of(self._envs[0], env.id)
+        self._episode = [0] * len(self._envs)  # the number of each one's running episode
+        self._actions: list[list[np.ndarray]] = [[] for _ in self._envs]  # since its reset
+
+    def __len__(self) -> int:
+        return len(self._envs)
+
+    def start(self, observation: np.ndarray) -> None:
+        """Reset every environment to its first episode."""
+        for i in range(len(self._envs)):
+            self._reset(i, observation[i])
+
+    def step(self, actions: np.ndarray, out: Step) -> None:
+        """Step every environment; one whose episode ended is reset at once."""
+        chosen = commands(self.spec.action, self._env.action, actions)
+        discrete = chosen.ndim == 1
+        rewards: list[Any] = []
+        terminations: list[bool] = []
+        truncations: list[bool] = []
+        i = 0
+        try:
+            for i, environment in enumerate(self._envs):
+                self._actions[i].append(actions[i])
+                command = int(chosen[i]) if discrete else chosen[i]
+                observation, reward, terminated, truncated, _ = environment.step(command)
+                write_observation(self.spec.observation, out.next_observation[i], observation)
+                rewards.append(reward)
+                terminations.append(terminated)
+                truncations.append(truncated)
+            out.reward[:] = rewards
+            for i in range(len(self._envs)) if not _finite(out) else ():
+                check_finite(out.next_observation[i], "observation")
+                check_finite(out.reward[i], "reward")
+        except Exception as error:
+            raise self._broken(i, error) from error
+        out.terminated[:], out.truncated[:] = terminations, truncations
+        out.observation[:] = out.next_observation
+        for i in np.flatnonzero(out.terminated | out.truncated):
+            self._episode[i] += 1
+            self._reset(int(i), out.observation[i])
+
+    def _reset(self, i: int, into: np.ndarray) -> None:
+        self._actions[i].clear()
+        try:
+            observation, _ = self._envs[i].reset(seed=self._episode_seed(i))
+            write_observation(self.spec.observation, into, observation)
+            check_finite(into, "observation")
+        except Exception as error:
+            raise self._broken(i, error) from error
+
+    def running(self, i: int) -> tuple[int, np.ndarray]:
+        """Number and actions [n, ...] of an environment's running episode."""
+        return self._episode[i], self._stacked(i)
+
+    def restore(self, i: int, episode: OpenEpisode) -> bool:
+        """Rebuild an episode by reset and replay. False where the environment did not repeat itself."""
+        self._episode[i] = episode.number
+        latest = np.empty_like(episode.observation)
+        self._reset(i, latest)
+        for action in episode.actions:
+            self._actions[i].append(action)
+            try:
+                observation, *_ = self._envs[i].step(one_command(self.spec.action, self._env.action, action))
+                write_observation(self.spec.observation, latest, observation)
+            except Exception as error:
+                raise self._broken(i, error) from error
+        return latest.tobytes() == episode.observation.tobytes()
+
+    def _episode_seed(self, i: int) -> int:
+        return integer(self._seed, self._purpose, self._numbers[i], self._episode[i])
+
+    def _stacked(self, i: int) -> np.ndarray:
+        action = self.spec.action
+        shape, dtype = ((action.low.size,), "float32") if isinstance(action, Box) else ((), "int32")
+        return np.stack(self._actions[i]) if self._actions[i] else np.empty((0, *shape), dtype)
+
+    def _broken(self, i: int, error: Exception) -> BrokenEpisode:
+        told = isinstance(error, EnvironmentFault)
+        why = str(error) if told else f"it raised {type(error).__name__}: {error}"
+        return BrokenEpisode(why, self._env, self._numbers[i], self._episode_seed(i), self._stacked(i))
+
+    def close(self) -> None:
+        for environment in self._envs:
+            environment.close()
+        self._envs = []
+
+    def __enter__(self) -> LocalEnvs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _finite(out: Step) -> bool:
+    return bool(np.isfinite(out.next_observation).all() and np.isfinite(out.reward).all())

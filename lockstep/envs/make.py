@@ -1,0 +1,118 @@
+"""From a name to an environment, its spec, and the actions that fit it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import error, spaces
+
+from lockstep.core import ArraySpec, Box, Discrete, Spec
+from lockstep.errors import EnvironmentFault, UsageError, nearest
+from lockstep.ranges import Natural
+
+
+@dataclass(frozen=True)
+class Env:
+    """Which environment, and how actions are fitted to it."""
+
+    id: str = "Pendulum-v1"  # as Gymnasium knows it; 'module:Name-v0' imports the module first
+    action: Literal["rescale", "clip"] = "rescale"  # Box actions: [-1, 1] to the box (rescale), or the box as it is (clip)
+    time_limit: Natural = 0  # steps after which an episode is cut; 0: the environment's own limit
+    kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
+
+
+def check_id(env_id: str) -> None:
+    """Refuse an id that Gymnasium doesn't know, naming the nearest that it does."""
+    try:
+        gymnasium.spec(env_id)
+    except (error.Error, ModuleNotFoundError) as cause:
+        known = [*gymnasium.registry, *(name.split("/")[-1] for name in gymnasium.registry)]
+        raise UsageError(
+            f"unknown environment '{env_id}'.{nearest(env_id, known) or ' ' + str(cause)}"
+            " `lockstep presets` lists presets; any Gymnasium id works too."
+        ) from cause
+
+
+def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
+    """The environment, or a UsageError that says why not."""
+    check_id(env.id)
+    _hush_mujoco()
+    limit = {"max_episode_steps": env.time_limit} if env.time_limit else {}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*is out of date.*")
+            return gymnasium.make(
+                env.id, render_mode=render_mode, disable_env_checker=True, **limit, **env.kwargs
+            )
+    except (error.DependencyNotInstalled, ImportError) as cause:
+        raise UsageError(f"'{env.id}' needs a package that is not installed: {cause}") from cause
+    except TypeError as cause:
+        raise UsageError(f"'{env.id}' does not take env.kwargs {env.kwargs}: {cause}") from cause
+
+
+def _hush_mujoco() -> None:
+    """Keep MuJoCo from writing warnings and a MUJOCO_LOG.TXT in the working directory."""
+    try:
+        import mujoco
+    except ImportError:
+        return
+    mujoco.set_mju_user_warning(lambda message: None)
+
+
+def spec_of(environment: gymnasium.Env, name: str) -> Spec:
+    """The spec, or a UsageError where a space is of a kind that lockstep can't learn on."""
+    observation, action = environment.observation_space, environment.action_space
+    if not isinstance(observation, spaces.Box):
+        raise UsageError(f"'{name}' has {type(observation).__name__} observations; only Box is supported.")
+    dtype = "float32" if np.issubdtype(observation.dtype, np.floating) else str(observation.dtype)
+    seen = ArraySpec(observation.shape, dtype)
+    if isinstance(action, spaces.Box):
+        return Spec(seen, Box(action.low, action.high, str(action.dtype)))
+    if isinstance(action, spaces.Discrete):
+        return Spec(seen, Discrete(int(action.n), int(action.start), str(action.dtype)))
+    raise UsageError(f"'{name}' has {type(action).__name__} actions; only Box and Discrete are supported.")
+
+
+def commands(action: Box | Discrete, fit: str, chosen: np.ndarray) -> np.ndarray:
+    """A policy's actions [N, ...] as the environment takes them. NumPy's exact arithmetic, so it replays."""
+    if isinstance(action, Discrete):
+        return chosen.astype(action.dtype) + action.start
+    chosen = chosen.reshape(len(chosen), *action.low.shape)
+    if fit == "rescale" and np.isfinite(action.low).all() and np.isfinite(action.high).all():
+        middle, half = (action.high + action.low) / 2, (action.high - action.low) / 2
+        chosen = middle + half * np.clip(chosen, -1.0, 1.0)
+    return np.clip(chosen, action.low, action.high).astype(action.dtype)
+
+
+def one_command(action: Box | Discrete, fit: str, chosen: Any) -> Any:
+    """One action as one environment takes it: a plain int, or an array."""
+    command = commands(action, fit, np.asarray(chosen)[None])[0]
+    return int(command) if isinstance(action, Discrete) else command
+
+
+def write_observation(spec: ArraySpec, into: np.ndarray, observation: Any) -> None:
+    """Copy one observation into its row, refusing another shape or a dtype that doesn't convert."""
+    array = np.asarray(observation)
+    if array.shape != spec.shape:
+        raise EnvironmentFault(f"the observation has shape {array.shape}, its space says {spec.shape}")
+    if array.dtype.kind not in "fiub":
+        raise EnvironmentFault(f"the observation has dtype {array.dtype}, its space says {spec.dtype}")
+    into[...] = array
+
+
+def check_finite(array: np.ndarray, what: str) -> None:
+    """Refuse NaN and infinity, naming the component."""
+    if not np.isfinite(array).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        at = f" at index {where[0] if len(where) == 1 else where}" if where else ""
+        raise EnvironmentFault(f"the {what} is {array[where]}{at}")
+
+
+def time_limit(environment: gymnasium.Env) -> int | None:
+    return environment.spec.max_episode_steps if environment.spec else None
+
+

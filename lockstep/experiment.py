@@ -1,0 +1,207 @@
+"""The experiment (what the result depends on), the layout and the watch (what it must not depend on)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from lockstep import config
+from lockstep.algorithms import REGISTRY
+from lockstep.algorithms.actor_critic import Normalize
+from lockstep.algorithms.ppo import PPO
+from lockstep.envs.make import Env, check_id
+from lockstep.errors import UsageError, nearest
+from lockstep.networks import MLP
+from lockstep.ranges import Count, Natural
+
+
+@dataclass(frozen=True)
+class Collect:
+    """How much is collected for one update."""
+
+    steps: Count = 256  # steps of each environment
+
+
+@dataclass(frozen=True)
+class Algo:
+    """Stands for the configuration of whichever algorithm `name` says."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What the result depends on."""
+
+    env: Env = Env()
+    algo: Algo = PPO()  # type: ignore[assignment]
+    policy: MLP = MLP()
+    normalize: Normalize = Normalize()
+    collect: Collect = Collect()
+    lanes: Count = 4  # units of work; as many processes as divide this can share them
+    envs_per_lane: Count = 2
+    seed: Natural = 0
+    steps: Count = 1_000_000  # environment steps in all; whole updates are made, so a few more may be
+
+    @property
+    def rows(self) -> int:
+        """Environment steps of one lane in one update."""
+        return self.envs_per_lane * self.collect.steps
+
+    @property
+    def batch(self) -> int:
+        """Environment steps of one update."""
+        return self.lanes * self.rows
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the result must not depend on: how the lanes are spread. One process holds all of them."""
+
+    nprocs: Count = 1
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is observed of a run, counted in environment steps. It never changes the result."""
+
+    eval_every: Natural = 100_000  # evaluate this often; 0: never
+    eval_episodes: Count = 10  # episodes of one evaluation, always the same ones
+    checkpoint_every: Count = 50_000
+    keep: Count = 3  # newest checkpoints that are kept, besides the best
+
+
+@dataclass(frozen=True)
+class Config:
+    """All of a run's settings: `config.toml`."""
+
+    experiment: Experiment = field(default_factory=Experiment)
+    layout: Layout = field(default_factory=Layout)
+    watch: Watch = field(default_factory=Watch)
+
+
+def from_dict(data: dict[str, Any]) -> Config:
+    """A checked configuration; UsageError lists what is wrong with it."""
+    built: Config = config.build(Config, data, _choose)
+    problems = _cross_problems(built)
+    if problems:
+        raise UsageError("\n".join(problems))
+    return built
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """Nested dictionaries that `from_dict` takes back, the algorithm by name."""
+    data = config.dump(settings)
+    table = data.get("experiment", data)
+    algo = settings.experiment.algo if isinstance(settings, Config) else settings.algo
+    if isinstance(settings, Config | Experiment):
+        table["algo"] = {"name": algorithm_name(algo), **table["algo"]}
+    return data
+
+
+def to_toml(settings: Config) -> str:
+    return tomli_w.dumps(to_dict(settings))
+
+
+def algorithm_name(algo: Any) -> str:
+    return next(name for name, entry in REGISTRY.items() if entry.config is type(algo))
+
+
+def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of a preset, an environment id or a TOML file, with `settings` laid over it.
+
+    The keys of `settings` are those of the experiment (`seed`, `algo.clip`), or start with `watch.` or `layout.`.
+    """
+    if algo is not None and algo not in REGISTRY:
+        raise UsageError(f"unknown algorithm '{algo}'.{nearest(algo, REGISTRY)} There is: {', '.join(REGISTRY)}.")
+    if name.endswith(".toml"):
+        data = _file(Path(name))
+    elif name in preset_names():
+        data = _preset(name, algo or "ppo")
+    else:
+        data = _plain_environment(name)
+    if algo is not None:
+        data = config.merged(data, {"experiment": {"algo": {"name": algo}}})
+    for key, value in (settings or {}).items():
+        group = key.split(".")[0]
+        data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
+    resolved = from_dict(data)
+    check_id(resolved.experiment.env.id)
+    return resolved
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"'{path}' can't be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"'{path}' is not TOML: {error}.") from error
+
+
+def preset_names() -> list[str]:
+    files = resources.files("lockstep.presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def preset_table(name: str) -> dict[str, Any]:
+    """A preset's file: `about`, `[env]`, and a table per algorithm with what differs from the defaults."""
+    return tomllib.loads((resources.files("lockstep.presets") / f"{name}.toml").read_text())
+
+
+def _preset(name: str, algo: str) -> dict[str, Any]:
+    table = preset_table(name)
+    numbers = dict(table.get(algo, {}))
+    watch = numbers.pop("watch", {})
+    return {"experiment": config.merged({"env": table["env"]}, numbers), "watch": watch}
+
+
+def _plain_environment(name: str) -> dict[str, Any]:
+    try:
+        check_id(name)
+    except UsageError as error:
+        if hint := nearest(name, preset_names()):
+            raise UsageError(f"unknown environment or preset '{name}'.{hint}") from error
+        raise
+    return {"experiment": {"env": {"id": name}}}
+
+
+def _choose(cls: type, data: dict[str, Any]) -> tuple[type, dict[str, Any]]:
+    """For the table `algo`, the dataclass of the algorithm that its `name` says."""
+    if cls is not Algo:
+        return cls, data
+    name = data.get("name", "ppo")
+    if name not in REGISTRY:
+        raise UsageError(f"unknown algorithm '{name}'.{nearest(str(name), REGISTRY)}")
+    return REGISTRY[name].config, {key: value for key, value in data.items() if key != "name"}
+
+
+def _cross_problems(settings: Config) -> list[str]:
+    """What single values can't show."""
+    experiment = settings.experiment
+    problems = REGISTRY[algorithm_name(experiment.algo)].problems(
+        experiment.algo, experiment.lanes, experiment.rows
+    )
+    if settings.layout.nprocs != 1:
+        problems.append(f"'layout.nprocs' must be 1 in this version, not {settings.layout.nprocs}.")
+    return problems
+
+
+def replace_experiment(settings: Config, **changes: Any) -> Config:
+    return dataclasses.replace(settings, experiment=dataclasses.replace(settings.experiment, **changes))
+
+
+def preset_for(env_id: str) -> str | None:
+    """The preset that is tuned for this environment id, if it is one."""
+    return next((name for name in preset_names() if preset_table(name)["env"]["id"] == env_id), None)

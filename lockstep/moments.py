@@ -1,0 +1,52 @@
+"""Running mean and variance that merge exactly alike on every layout: float64, in lane order."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from lockstep.core import Array, Moments
+
+
+def empty(shape: tuple[int, ...]) -> Moments:
+    """The moments of nothing; `variance` of it is one, so that nothing is scaled before it is seen."""
+    return Moments(jnp.zeros((), jnp.float64), jnp.zeros(shape, jnp.float64), jnp.zeros(shape, jnp.float64))
+
+
+def measure(batch: Array, axes: tuple[int, ...]) -> Moments:
+    """The moments of `batch` over `axes`, in two passes."""
+    batch = batch.astype(jnp.float64)
+    count = 1.0
+    for axis in axes:
+        count *= batch.shape[axis]
+    mean = batch.mean(axes)
+    squares = jnp.square(batch - jnp.expand_dims(mean, axes)).sum(axes)
+    return Moments(jnp.asarray(count, jnp.float64), mean, squares)
+
+
+def merge(a: Moments, b: Moments) -> Moments:
+    """The moments of both samples together (Chan, Golub, LeVeque 1979)."""
+    count = a.count + b.count
+    shift = b.mean - a.mean
+    share = jnp.where(count > 0, b.count / jnp.maximum(count, 1.0), 0.0)
+    return Moments(
+        count, a.mean + shift * share, a.squares + b.squares + jnp.square(shift) * (a.count * share)
+    )
+
+
+def merge_lanes(moments: Moments, lanes: Moments) -> Moments:
+    """`moments` with the stacked moments of every lane, one after the other."""
+    for lane in range(lanes.count.shape[0]):
+        moments = merge(moments, Moments(lanes.count[lane], lanes.mean[lane], lanes.squares[lane]))
+    return moments
+
+
+def variance(moments: Moments) -> Array:
+    return jnp.where(moments.count > 1, moments.squares / jnp.maximum(moments.count, 1.0), 1.0)
+
+
+def standardize(moments: Moments, batch: Array, clip: float) -> Array:
+    """(batch - mean) / std, within +-clip, in float32."""
+    mean = moments.mean.astype(jnp.float32)
+    scale = (1.0 / jnp.sqrt(variance(moments) + 1e-8)).astype(jnp.float32)
+    shape = (1,) * (batch.ndim - mean.ndim) + mean.shape
+    return jnp.clip((batch.astype(jnp.float32) - mean.reshape(shape)) * scale.reshape(shape), -clip, clip)

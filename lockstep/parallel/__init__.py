@@ -1,0 +1,1 @@
+"""Parallelism. Knows nothing of learning, only trees of arrays."""

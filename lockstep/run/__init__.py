@@ -1,0 +1,1 @@
+"""Runs: training, and what is done with its results."""

@@ -1,0 +1,79 @@
+"""How good a policy is: whole episodes on fixed seeds, without noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from lockstep.address import Purpose
+from lockstep.envs.local import LocalEnvs, Step
+from lockstep.run.policy import TILE, TrainedPolicy
+
+
+class Evaluation(NamedTuple):
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Over episodes; of the sample, so that one episode has none."""
+        return float(np.std(self.returns, ddof=1)) if len(self.returns) > 1 else math.nan
+
+    @property
+    def half_interval(self) -> float:
+        """Half the width of the 95 % confidence interval of the mean (Student's t)."""
+        n = len(self.returns)
+        return float(stdtrit(n - 1, 0.975)) * self.std / math.sqrt(n) if n > 1 else math.nan
+
+    def as_dict(self) -> dict[str, object]:
+        interval = [self.mean - self.half_interval, self.mean + self.half_interval]
+        return {
+            "episodes": len(self.returns),
+            "return_mean": self.mean,
+            "return_std": _or_none(self.std),
+            "return_95": [_or_none(end) for end in interval],
+            "length_mean": float(np.mean(self.lengths)),
+            "returns": self.returns,
+            "lengths": self.lengths,
+        }
+
+
+def _or_none(number: float) -> float | None:
+    """JSON has no NaN."""
+    return number if math.isfinite(number) else None
+
+
+def evaluate(policy: TrainedPolicy, episodes: int, seed: int) -> Evaluation:
+    """The first episode of each of environments 0, 1, ...: the same episodes however they are batched."""
+    returns, lengths = [], []
+    for start in range(0, episodes, TILE):
+        numbers = range(start, min(start + TILE, episodes))
+        with LocalEnvs(policy.experiment.env, seed, numbers, Purpose.EVALUATE) as envs:
+            part_returns, part_lengths = play(policy.choose, envs)
+        returns += part_returns
+        lengths += part_lengths
+    return Evaluation(returns, lengths)
+
+
+def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[list[float], list[int]]:
+    """One episode of each environment: its return and its length."""
+    n, spec = len(envs), envs.spec.observation
+    observation = np.zeros((n, *spec.shape), spec.dtype)
+    step = Step(np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), np.zeros_like(observation), np.zeros_like(observation))
+    envs.start(observation)
+    returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
+    while running.any():
+        envs.step(choose(observation), step)
+        observation[:] = step.observation
+        returns[running] += step.reward[running]
+        lengths[running] += 1
+        running &= ~(step.terminated | step.truncated)
+    return returns.tolist(), lengths.tolist()

@@ -1,0 +1,110 @@
+"""A trained policy, as somebody uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lockstep import tree
+from lockstep.address import Purpose, words
+from lockstep.algorithms import REGISTRY
+from lockstep.algorithms.actor_critic import Setup
+from lockstep.collect import make_actor
+from lockstep.core import Algorithm, Discrete, Learner, Policy, Spec
+from lockstep.envs.make import commands, make, spec_of
+from lockstep.errors import FileFault, UsageError
+from lockstep.experiment import Experiment, algorithm_name
+from lockstep.networks import mlp_policy
+from lockstep.run import checkpoint, directory
+
+TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
+
+
+def assemble(experiment: Experiment, spec: Spec) -> tuple[Policy, Algorithm]:
+    """The experiment's policy and algorithm, for environments of this spec."""
+    policy = mlp_policy(experiment.policy, spec)
+    setup = Setup(
+        policy, spec, experiment.normalize, experiment.steps, lanes=experiment.lanes, rows=experiment.rows
+    )
+    return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
+
+
+def first_learner(algorithm: Algorithm, seed: int) -> Learner:
+    def init(key_data: Any) -> Learner:
+        return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
+
+    return jax.jit(init)(words(seed, Purpose.INIT))
+
+
+def learner_from(arrays: dict[str, np.ndarray], algorithm: Algorithm, path: Path) -> Learner:
+    """The learner a checkpoint holds, if it is one of this algorithm and environment."""
+    template = jax.eval_shape(algorithm.init, jax.random.key(0))
+    try:
+        return tree.from_paths(template, arrays)
+    except ValueError as error:
+        raise FileFault(f"checkpoint '{path}' does not belong to this run's configuration: {error}.") from error
+
+
+class TrainedPolicy:
+    """`act(observation)` gives the action to take in the environment: the policy's best guess, no noise."""
+
+    def __init__(self, experiment: Experiment, spec: Spec, learner: Learner) -> None:
+        self.experiment, self.spec, self.learner = experiment, spec, learner
+        policy, _ = assemble(experiment, spec)
+        self._mode = make_actor(policy, experiment.normalize, 1, 1).mode
+
+    def act(self, observation: Any) -> Any:
+        """One observation -> one action, in the environment's own units."""
+        array = np.asarray(observation)
+        if array.shape != self.spec.observation.shape:
+            raise UsageError(
+                f"act takes one observation of shape {self.spec.observation.shape}, not {array.shape}."
+            )
+        command = self.act_many(array[None])[0]
+        return int(command) if isinstance(self.spec.action, Discrete) else command
+
+    def act_many(self, observations: np.ndarray) -> np.ndarray:
+        """[N, ...] -> [N, ...], each row as if it were alone."""
+        return commands(self.spec.action, self.experiment.env.action, self.choose(observations))
+
+    def choose(self, observations: np.ndarray) -> np.ndarray:
+        """The policy's own actions [N, ...], before they are fitted to the environment."""
+        chosen = []
+        for start in range(0, len(observations), TILE):
+            rows = np.asarray(observations[start : start + TILE], self.spec.observation.dtype)
+            tile = np.zeros((TILE, *self.spec.observation.shape), self.spec.observation.dtype)
+            tile[: len(rows)] = rows
+            action = self._mode(self.learner.params, self.learner.observation, tile)
+            chosen.append(np.asarray(action)[: len(rows)])
+        return np.concatenate(chosen)
+
+
+def find(run: Path, which: str) -> Path:
+    """The path of the checkpoint `newest`, `best`, or a number of steps."""
+    if which == "newest":
+        path, _, _ = checkpoint.newest(run)
+        return path
+    if which == "best":
+        path_or_none = checkpoint.best(run)
+        if path_or_none is None:
+            raise UsageError(f"'{run}' has no best checkpoint: it was never evaluated while training.")
+        return path_or_none
+    known = {str(int(path.name.removeprefix("step_"))): path for path in checkpoint.listed(run)}
+    if which not in known:
+        raise UsageError(f"'{run}' has no checkpoint '{which}'. There is: newest, best, {', '.join(known)}.")
+    return known[which]
+
+
+def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
+    """The policy of a run, from its `newest` or `best` checkpoint or the one at a number of steps."""
+    run = Path(run)
+    experiment = directory.read_config(run).experiment
+    environment = make(experiment.env)
+    spec = spec_of(environment, experiment.env.id)
+    environment.close()
+    path = find(run, which)
+    _, algorithm = assemble(experiment, spec)
+    return TrainedPolicy(experiment, spec, learner_from(checkpoint.read(path).learner, algorithm, path))

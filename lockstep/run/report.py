@@ -1,0 +1,145 @@
+"""What a run tells: metrics.csv, TensorBoard events, and a line on the screen. Observers never change a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from lockstep import tree
+from lockstep.core import Learner, Trajectory
+from lockstep.run.directory import METRICS, write_file
+from lockstep.run.progress import Progress
+
+FIRST = ("update", "steps", "seconds", "steps_per_second", "episodes", "return_mean", "return_std", "length_mean")
+SECOND = ("kl", "entropy", "explained_variance")
+LAST = ("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
+
+Row = Mapping[str, float | int | str]
+
+
+class MetricsFile:
+    """`metrics.csv`, one row per update. On resume, rows after the checkpoint are cut off."""
+
+    def __init__(self, run: Path, updates: int) -> None:
+        self._path = run / METRICS
+        rows = read_metrics(run) if self._path.exists() else []
+        kept = [row for row in rows if int(row["update"]) <= updates]
+        self._columns = list(kept[0]) if kept else None
+        write_file(self._path, _csv(self._columns, kept).encode() if self._columns else b"")
+        self._file = self._path.open("a", newline="")
+
+    def write(self, row: Row) -> None:
+        if self._columns is None:
+            others = sorted(row.keys() - {*FIRST, *SECOND, *LAST})
+            self._columns = [*FIRST, *(name for name in SECOND if name in row), *others, *LAST]
+            csv.DictWriter(self._file, self._columns).writeheader()
+        csv.DictWriter(self._file, self._columns).writerow({name: _text(value) for name, value in row.items()})
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(run: Path) -> list[dict[str, str]]:
+    """The complete rows of a run's metrics.csv."""
+    text = (run / METRICS).read_text()
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(whole)))
+
+
+def _csv(columns: list[str], rows: list[dict[str, str]]) -> str:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _text(value: float | int | str) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.9g}"
+    return str(value)
+
+
+class Events:
+    """TensorBoard: a scalar for each number of a row, histograms of weights, actions and returns."""
+
+    def __init__(self, run: Path, steps: int) -> None:
+        purge = {"purge_step": steps + 1} if steps else {}  # points after the checkpoint are hidden
+        self._writer = SummaryWriter(str(run), **purge)
+
+    def scalars(self, row: Row) -> None:
+        for name, value in row.items():
+            if isinstance(value, int | float) and math.isfinite(value) and name not in ("update", "steps"):
+                self._writer.add_scalar(_tag(name), value, int(row["steps"]))
+
+    def histograms(self, steps: int, learner: Learner, trajectory: Trajectory, progress: Progress) -> None:
+        for name, leaf in tree.paths(learner.params).items():
+            self._writer.add_histogram(f"weights/{name}", np.asarray(leaf), steps)
+        actions = trajectory.action
+        columns = actions.reshape(-1, actions.shape[-1]).T if actions.ndim > 3 else [actions.reshape(-1)]
+        for i, column in enumerate(columns):
+            self._writer.add_histogram(f"actions/{i}", column, steps)
+        if progress.recent:
+            self._writer.add_histogram("returns", np.asarray([total for total, _ in progress.recent]), steps)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _tag(name: str) -> str:
+    """Groups as TensorBoard shows them."""
+    if name.startswith("time_") or name in ("seconds", "steps_per_second"):
+        return f"time/{name.removeprefix('time_')}"
+    if name.startswith(("return_", "length_", "eval_")) or name == "episodes":
+        return f"episode/{name}"
+    return f"learn/{name}"
+
+
+class Screen:
+    """One live line on a terminal; a plain line now and then elsewhere."""
+
+    def __init__(self, budget: int, start: Progress, out: TextIO | None = None) -> None:
+        self._budget, self._start, self._out = budget, start, out or sys.stderr
+        self._live = self._out.isatty()
+        self._began = time.monotonic()
+        self._shown = 0.0
+
+    def show(self, progress: Progress, steps_per_second: float) -> None:
+        now = time.monotonic()
+        done = progress.steps >= self._budget
+        if now - self._shown < (0.2 if self._live else 10.0) and not done and self._shown:
+            return
+        self._shown = now
+        fresh = progress.steps - self._start.steps
+        left = (self._budget - progress.steps) * (now - self._began) / max(fresh, 1)
+        text = (
+            f"{progress.steps:>10,} / {self._budget:,} steps  {steps_per_second:>7,.0f} steps/s"
+            f"  return {progress.returns[0]:>9.2f}  {progress.episodes} episodes  ETA {_clock(max(left, 0))}"
+        )
+        self._out.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
+        self._out.flush()
+
+    def say(self, message: str) -> None:
+        """A message of its own line."""
+        self._out.write(f"\r\x1b[2K{message}\n" if self._live else f"{message}\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        if self._live and self._shown:
+            self._out.write("\n")
+            self._out.flush()
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,0 +1,63 @@
+"""Nests of arrays: readable paths, the fixed order of addition, the digest."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import jax
+import numpy as np
+
+from lockstep.core import Array, Tree
+
+
+def paths(tree: Tree) -> dict[str, Array]:
+    """The leaves by readable path, such as `policy/layer0/kernel`, in the tree's own order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def from_paths(template: Tree, leaves: dict[str, Array]) -> Tree:
+    """The tree shaped like `template` with the leaves of `leaves`; their shapes and dtypes must agree."""
+    expected = paths(template)
+    if missing := sorted(expected.keys() - leaves.keys()):
+        raise ValueError(f"array '{missing[0]}' is missing")
+    if unknown := sorted(leaves.keys() - expected.keys()):
+        raise ValueError(f"array '{unknown[0]}' is not expected")
+    for name, leaf in expected.items():
+        wanted, got = (leaf.shape, str(leaf.dtype)), (leaves[name].shape, str(leaves[name].dtype))
+        if wanted != got:
+            raise ValueError(f"array '{name}' should have shape and dtype {wanted}, not {got}")
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])
+
+
+def pairwise_sum(stack: Array) -> Array:
+    """Sum over the first axis by pairs of neighbours: ((0+1)+(2+3))+4. One order for every layout."""
+    parts = [stack[i] for i in range(stack.shape[0])]
+    while len(parts) > 1:
+        pairs = [parts[i] + parts[i + 1] for i in range(0, len(parts) - 1, 2)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
+
+
+def digest(tree: Tree) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes of all leaves: the receipt of an update."""
+    sha = hashlib.sha256()
+    for name, leaf in paths(tree).items():
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{name}:{array.dtype.str}:{np.shape(leaf)};".encode())
+        sha.update(array.tobytes())
+    return sha.hexdigest()
+
+
+def count_weights(params: Tree, scope: str | None = None, exclude: str | None = None) -> int:
+    """The number of weights under the path prefix `scope`, less those whose path matches `exclude`.
+
+    `exclude` is a regular expression that must match from the start of the path.
+    """
+    prefix = f"{scope.rstrip('/')}/" if scope else ""
+    return sum(
+        int(np.size(leaf))
+        for name, leaf in paths(params).items()
+        if name.startswith(prefix) and not (exclude and re.match(exclude, name))
+    )
