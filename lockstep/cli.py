@@ -49,9 +49,7 @@ def _train(options: argparse.Namespace) -> int:
         print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
     label = Path(options.name_or_env).stem
     name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
-    path = Path(options.logdir) / name
-    print(f"training {experiment.env.id} with {algorithm_name(experiment.algo)}, seed {experiment.seed}, in {path}")
-    return _finish(lambda: train(resolved, options.logdir, name), path)
+    return _finish(lambda: train(resolved, options.logdir, name), Path(options.logdir) / name)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -202,7 +200,9 @@ def _natural(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="lockstep", description=__doc__ and "On-policy reinforcement learning, bit for bit.", allow_abbrev=False)
+    parser = _Parser(
+        prog="lockstep", description=__doc__ and "On-policy reinforcement learning, bit for bit.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
 
@@ -222,7 +222,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
     train.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")
     train.add_argument("--lanes", type=_count, help="units of work that processes can share")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting: algo.clip=0.1")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting: algo.clip=0.1"
+    )
     train.add_argument("--logdir", default="runs", help="where runs are kept; default: runs")
     train.add_argument("--name", help="the run's name; default: made from time, preset and seed")
 

@@ -85,9 +85,7 @@ class Collector:
         act, step = self._actor.act, self._envs.step
         in_lanes = (lanes, envs_per_lane, *spec.observation.shape)
         for t in range(steps):
-            action = np.asarray(
-                act(learner.params, learner.observation, observation[t].reshape(in_lanes), noise, t)
-            )
+            action = np.asarray(act(learner.params, learner.observation, observation[t].reshape(in_lanes), noise, t))
             action = action.reshape(n, *action.shape[2:])
             actions.append(action)
             step(action, Step(reward[t], terminated[t], truncated[t], next_observation[t], observation[t + 1]))
@@ -146,7 +144,5 @@ class Collector:
         self._length, self._total = record["length"].copy(), record["total"].copy()
         self._discounted, self._observation = record["discounted"].copy(), record["observation"].copy()
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
-        episodes = [
-            OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)
-        ]
+        episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
         return [i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]

@@ -40,7 +40,7 @@ def keys(cls: type, choose: Choose, data: dict[str, Any], prefix: str = "") -> l
         if dataclasses.is_dataclass(hint):
             inner = data.get(name)
             table = inner if isinstance(inner, dict) else {}
-            chosen, table = choose(hint, table)
+            chosen, table = choose(typing.cast(type, hint), table)
             names += keys(chosen, choose, table, f"{prefix}{name}.")
         else:
             names.append(f"{prefix}{name}")
@@ -97,7 +97,7 @@ def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose
         if not isinstance(value, dict):
             problems.append(f"'{path}' is a group of settings, not {value!r}.")
             return None
-        chosen, table = choose(hint, value)
+        chosen, table = choose(typing.cast(type, hint), value)
         return _table(chosen, table, f"{path}.", problems, choose)
     allowed = None
     if typing.get_origin(hint) is typing.Annotated:
@@ -111,7 +111,9 @@ def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose
     if typing.get_origin(hint) is typing.Literal:
         if value not in typing.get_args(hint):
             options = [str(option) for option in typing.get_args(hint)]
-            problems.append(f"'{path}' must be one of {', '.join(options)}, not {value!r}.{nearest(str(value), options)}")
+            problems.append(
+                f"'{path}' must be one of {', '.join(options)}, not {value!r}.{nearest(str(value), options)}"
+            )
         return value
     return _scalar(hint, value, path, problems, allowed)
 
@@ -125,10 +127,14 @@ def _scalar(hint: Any, value: Any, path: str, problems: list[str], allowed: Rang
         value = float(value)
     wrong = isinstance(value, bool) and hint is not bool
     if wrong or not isinstance(value, hint):
-        names: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table"}
+        names: dict[Any, str] = {
+            int: "a whole number",
+            float: "a number",
+            bool: "true or false",
+            str: "text",
+            dict: "a table",
+        }
         problems.append(f"'{path}' must be {names[hint]}, not {value!r}.")
     elif allowed is not None and value not in allowed:
         problems.append(f"'{path}' must be {allowed}, not {value!r}.")
     return value
-
-

@@ -93,7 +93,10 @@ class Config:
 
 def from_dict(data: dict[str, Any]) -> Config:
     """A checked configuration; UsageError lists what is wrong with it."""
-    built: Config = config.build(Config, data, _choose)
+    try:
+        built: Config = config.build(Config, data, _choose)
+    except UsageError as error:  # in a user's words the experiment's settings have no prefix
+        raise UsageError(str(error).replace("'experiment.", "'")) from None
     problems = _cross_problems(built)
     if problems:
         raise UsageError("\n".join(problems))
@@ -168,12 +171,7 @@ def _preset(name: str, algo: str) -> dict[str, Any]:
 
 
 def _plain_environment(name: str) -> dict[str, Any]:
-    try:
-        check_id(name)
-    except UsageError as error:
-        if hint := nearest(name, preset_names()):
-            raise UsageError(f"unknown environment or preset '{name}'.{hint}") from error
-        raise
+    check_id(name, preset_names())
     return {"experiment": {"env": {"id": name}}}
 
 
@@ -190,9 +188,7 @@ def _choose(cls: type, data: dict[str, Any]) -> tuple[type, dict[str, Any]]:
 def _cross_problems(settings: Config) -> list[str]:
     """What single values can't show."""
     experiment = settings.experiment
-    problems = REGISTRY[algorithm_name(experiment.algo)].problems(
-        experiment.algo, experiment.lanes, experiment.rows
-    )
+    problems = REGISTRY[algorithm_name(experiment.algo)].problems(experiment.algo, experiment.lanes, experiment.rows)
     if settings.layout.nprocs != 1:
         problems.append(f"'layout.nprocs' must be 1 in this version, not {settings.layout.nprocs}.")
     return problems

@@ -28,9 +28,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     shift = b.mean - a.mean
     share = jnp.where(count > 0, b.count / jnp.maximum(count, 1.0), 0.0)
-    return Moments(
-        count, a.mean + shift * share, a.squares + b.squares + jnp.square(shift) * (a.count * share)
-    )
+    return Moments(count, a.mean + shift * share, a.squares + b.squares + jnp.square(shift) * (a.count * share))
 
 
 def merge_lanes(moments: Moments, lanes: Moments) -> Moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def mlp_init(key: Key, sizes: tuple[int, ...], last_scale: float) -> Tree:
     """Orthogonal kernels, scale sqrt(2) inside and `last_scale` at the end; zero biases."""
     layers = {}
-    for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
         scale = last_scale if i == len(sizes) - 2 else math.sqrt(2)
         kernel = jax.nn.initializers.orthogonal(scale)(jax.random.fold_in(key, i), (n_in, n_out), jnp.float32)
         layers[f"layer{i}"] = {"kernel": kernel, "bias": jnp.zeros(n_out, jnp.float32)}

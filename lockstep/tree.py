@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -42,10 +43,15 @@ def pairwise_sum(stack: Array) -> Array:
 
 def digest(tree: Tree) -> str:
     """SHA-256 over names, dtypes, shapes and bytes of all leaves: the receipt of an update."""
+    return digest_of_paths(paths(tree))
+
+
+def digest_of_paths(leaves: Mapping[str, Array]) -> str:
+    """The digest of the tree whose leaves these are, as a checkpoint has them."""
     sha = hashlib.sha256()
-    for name, leaf in paths(tree).items():
-        array = np.ascontiguousarray(leaf)
-        sha.update(f"{name}:{array.dtype.str}:{np.shape(leaf)};".encode())
+    for name in sorted(leaves):
+        array = np.asarray(leaves[name])
+        sha.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
         sha.update(array.tobytes())
     return sha.hexdigest()
 

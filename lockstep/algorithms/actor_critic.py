@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,13 +111,11 @@ def estimate(policy: Policy, params: Tree, batch: Batch, discount: float, trace:
     """Advantages and value targets of one lane under `params`."""
     value = policy.value(params, batch.observation, batch.policy_state)
     next_value = policy.value(params, batch.next_observation, batch.policy_state)
-    advantage = returns.gae(
-        batch.reward, value, next_value, batch.terminated, batch.truncated, discount, trace
-    )
+    advantage = returns.gae(batch.reward, value, next_value, batch.terminated, batch.truncated, discount, trace)
     return Estimate(advantage, advantage + value, value)
 
 
-def spread(lanes: Lanes, values: Callable[[Batch], Array]) -> tuple[Array, Array]:
+def spread(lanes: Lanes, values: Callable[[Any], Array]) -> tuple[Array, Array]:
     """Mean and standard deviation of `values` over all lanes, in two passes of the fixed tree."""
     mean = lanes.mean(lambda lane: values(lane).mean())
     deviation = lanes.mean(lambda lane: jnp.square(values(lane) - mean).mean())

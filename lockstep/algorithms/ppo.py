@@ -26,7 +26,9 @@ class PPO:
     epochs: Count = 10  # passes over an update's data
     minibatch: Count = 64  # rows of one gradient step, drawn evenly from all lanes
     learning_rate: Positive = 3e-4
-    schedule: Literal["linear", "constant"] = "linear"  # of the learning rate over the budget: linear (to zero) or constant
+    schedule: Literal["linear", "constant"] = (
+        "linear"  # of the learning rate over the budget: linear (to zero) or constant
+    )
     adam_epsilon: Positive = 1e-5
     value_coefficient: NonNegative = 0.5
     value_clip: NonNegative = 0.0  # how far a value may move from the old one in an update; 0: as far as it likes
@@ -93,9 +95,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
         chunks = in_minibatches(ac.flat_rows((batch.observation, batch.action)))
         outputs = jax.lax.map(lambda chunk: evaluate(params, *chunk), chunks)
         output, log_prob = jax.tree.map(lambda leaf: leaf.reshape(setup.rows, *leaf.shape[2:]), outputs)
-        return Before(
-            batch, output, log_prob, ac.estimate(policy, params, batch, config.discount, config.trace)
-        )
+        return Before(batch, output, log_prob, ac.estimate(policy, params, batch, config.discount, config.trace))
 
     def loss(params: Tree, mine: Rows) -> tuple[Array, Metrics]:
         output, log_prob = evaluate(params, mine.observation, mine.action)
@@ -123,7 +123,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
         if config.normalize_advantage:
             now = now._replace(advantage=(now.advantage - mean) / (std + 1e-8))
         order = jax.random.permutation(jax.random.fold_in(epoch_key, mine.batch.lane), setup.rows)
-        advantage, target, value = ac.flat_rows(now)
+        advantage, target, _ = ac.flat_rows(now)
         observation, action = ac.flat_rows((mine.batch.observation, mine.batch.action))
         everything = Rows(observation, action, mine.log_prob, mine.output.value, advantage, target)
         return in_minibatches(jax.tree.map(lambda leaf: leaf[order], everything))
@@ -133,7 +133,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
         start = batches.map(lambda batch: before(learner.params, batch))
         learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)
 
-        def minibatch_step(drawn: Lanes, carry: tuple[Tree, Tree], number: Array) -> tuple:
+        def minibatch_step(drawn: Lanes, carry: tuple[Tree, Tree], number: Array) -> tuple[tuple[Tree, Tree], Metrics]:
             params, state = carry
 
             def lane_gradient(mine: Rows) -> tuple[Tree, Metrics]:
@@ -164,6 +164,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
             first_ratio = metrics.pop("ratio_error")[0]
             return carry, {**{k: v.mean() for k, v in metrics.items()}, "first_ratio_error": first_ratio}
 
+        metrics: Metrics
         (params, state), metrics, epochs = _epochs(epoch, (learner.params, learner.optimizer), config)
 
         def after(mine: Before) -> tuple:
@@ -197,9 +198,7 @@ def _epochs(epoch: Callable[[Any, Array], tuple[Any, Metrics]], carry: Any, conf
     def more(state: tuple) -> tuple:
         carry, last, done = state
         carry, metrics = epoch(carry, done)
-        metrics["first_ratio_error"] = jnp.where(
-            done == 0, metrics["first_ratio_error"], last["first_ratio_error"]
-        )
+        metrics["first_ratio_error"] = jnp.where(done == 0, metrics["first_ratio_error"], last["first_ratio_error"])
         return carry, metrics, done + 1
 
     _, shapes = jax.eval_shape(epoch, carry, jnp.zeros((), jnp.int32))

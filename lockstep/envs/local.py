@@ -82,9 +82,9 @@ class LocalEnvs:
             raise self._broken(i, error) from error
         out.terminated[:], out.truncated[:] = terminations, truncations
         out.observation[:] = out.next_observation
-        for i in np.flatnonzero(out.terminated | out.truncated):
+        for i in np.flatnonzero(out.terminated | out.truncated).tolist():
             self._episode[i] += 1
-            self._reset(int(i), out.observation[i])
+            self._reset(i, out.observation[i])
 
     def _reset(self, i: int, into: np.ndarray) -> None:
         self._actions[i].clear()

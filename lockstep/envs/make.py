@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,20 +22,26 @@ class Env:
     """Which environment, and how actions are fitted to it."""
 
     id: str = "Pendulum-v1"  # as Gymnasium knows it; 'module:Name-v0' imports the module first
-    action: Literal["rescale", "clip"] = "rescale"  # Box actions: [-1, 1] to the box (rescale), or the box as it is (clip)
+    action: Literal["rescale", "clip"] = (
+        "rescale"  # Box actions: [-1, 1] to the box (rescale), or the box as it is (clip)
+    )
     time_limit: Natural = 0  # steps after which an episode is cut; 0: the environment's own limit
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
 
 
-def check_id(env_id: str) -> None:
-    """Refuse an id that Gymnasium doesn't know, naming the nearest that it does."""
+def check_id(env_id: str, more: Sequence[str] = ()) -> None:
+    """Refuse an id that Gymnasium doesn't know, naming the nearest that it does, or of `more` names."""
+    module, colon, name = env_id.rpartition(":")
     try:
-        gymnasium.spec(env_id)
-    except (error.Error, ModuleNotFoundError) as cause:
-        known = [*gymnasium.registry, *(name.split("/")[-1] for name in gymnasium.registry)]
+        if colon:
+            importlib.import_module(module)
+        gymnasium.spec(name)
+    except ImportError as cause:
+        raise UsageError(f"'{env_id}': the module '{module}' can't be imported: {cause}.") from cause
+    except error.Error as cause:
+        hint = nearest(env_id, [*gymnasium.registry, *more]) or f" {cause}."
         raise UsageError(
-            f"unknown environment '{env_id}'.{nearest(env_id, known) or ' ' + str(cause)}"
-            " `lockstep presets` lists presets; any Gymnasium id works too."
+            f"unknown environment '{env_id}'.{hint} `lockstep presets` lists presets; any Gymnasium id works too."
         ) from cause
 
 
@@ -45,9 +53,7 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is out of date.*")
-            return gymnasium.make(
-                env.id, render_mode=render_mode, disable_env_checker=True, **limit, **env.kwargs
-            )
+            return gymnasium.make(env.id, render_mode=render_mode, disable_env_checker=True, **limit, **env.kwargs)
     except (error.DependencyNotInstalled, ImportError) as cause:
         raise UsageError(f"'{env.id}' needs a package that is not installed: {cause}") from cause
     except TypeError as cause:
@@ -114,5 +120,3 @@ def check_finite(array: np.ndarray, what: str) -> None:
 
 def time_limit(environment: gymnasium.Env) -> int | None:
     return environment.spec.max_episode_steps if environment.spec else None
-
-

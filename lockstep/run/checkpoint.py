@@ -115,14 +115,16 @@ def listed(run: Path) -> list[Path]:
 
 def newest(run: Path) -> tuple[Path, Checkpoint, list[str]]:
     """The newest valid checkpoint, and messages about damaged ones, which are set aside by name."""
-    messages = []
+    messages: list[str] = []
     for path in reversed(listed(run)):
         try:
             return path, read(path), messages
         except Damaged as error:
             messages.append(f"{error} An older one is used.")
     if messages:
-        raise FileFault(f"no valid checkpoint is left in '{run}'. {messages[-1].removesuffix(' An older one is used.')}")
+        raise FileFault(
+            f"no valid checkpoint is left in '{run}'. {messages[-1].removesuffix(' An older one is used.')}"
+        )
     raise FileFault(f"there is no checkpoint in '{run}'.")
 
 

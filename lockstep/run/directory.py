@@ -44,7 +44,9 @@ def create(logdir: Path, name: str, config: Config) -> Path:
     """A new run directory with its configuration."""
     path = logdir / name
     if path.exists():
-        raise UsageError(f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name.")
+        raise UsageError(
+            f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
+        )
     try:
         path.mkdir(parents=True)
         write_config(path, config)

@@ -67,7 +67,9 @@ def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[l
     """One episode of each environment: its return and its length."""
     n, spec = len(envs), envs.spec.observation
     observation = np.zeros((n, *spec.shape), spec.dtype)
-    step = Step(np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), np.zeros_like(observation), np.zeros_like(observation))
+    step = Step(
+        np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), np.zeros_like(observation), np.zeros_like(observation)
+    )
     envs.start(observation)
     returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
     while running.any():

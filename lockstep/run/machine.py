@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lockstep.core import Box
-from lockstep.envs.make import Env, commands, make, spec_of
+from lockstep.envs.make import Env, make, one_command, spec_of
 from lockstep.runtime import cache_directory
 
 PACKAGES = ("lockstep-rl", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco", "box2d")
@@ -57,7 +57,12 @@ def _kernels() -> str:
 
     def kernels(x: jax.Array) -> tuple[jax.Array, ...]:
         wave = jnp.tanh(x @ x.T)
-        return jnp.exp(-x).sum(), jnp.linalg.qr(wave)[1], jax.grad(lambda y: jnp.log1p(y * y).mean())(wave), jnp.cumsum(x)
+        return (
+            jnp.exp(-x).sum(),
+            jnp.linalg.qr(wave)[1],
+            jax.grad(lambda y: jnp.log1p(y * y).mean())(wave),
+            jnp.cumsum(x),
+        )
 
     x = np.sin(np.arange(37 * 37, dtype=np.float32)).reshape(37, 37)
     sha = hashlib.sha256()
@@ -78,11 +83,8 @@ def simulation(env: Env, steps: int = 50) -> str:
         observation, _ = environment.reset(seed=0)
         for _ in range(steps):
             sha.update(np.asarray(observation).tobytes())
-            if isinstance(action, Box):
-                chosen = rng.uniform(-1, 1, (1, *action.low.shape))
-            else:
-                chosen = rng.integers(action.n, size=1)
-            command = commands(action, env.action, chosen)[0]
+            chosen = rng.uniform(-1, 1, action.low.shape) if isinstance(action, Box) else rng.integers(action.n)
+            command = one_command(action, env.action, chosen)
             observation, reward, terminated, truncated, _ = environment.step(command)
             sha.update(np.float64(reward).tobytes())
             if terminated or truncated:

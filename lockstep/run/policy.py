@@ -12,7 +12,7 @@ from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Setup
-from lockstep.collect import make_actor
+from lockstep.collect import Actor, make_actor
 from lockstep.core import Algorithm, Discrete, Learner, Policy, Spec
 from lockstep.envs.make import commands, make, spec_of
 from lockstep.errors import FileFault, UsageError
@@ -26,9 +26,7 @@ TILE = 8  # observations are acted on so many at a time: one shape, so one answe
 def assemble(experiment: Experiment, spec: Spec) -> tuple[Policy, Algorithm]:
     """The experiment's policy and algorithm, for environments of this spec."""
     policy = mlp_policy(experiment.policy, spec)
-    setup = Setup(
-        policy, spec, experiment.normalize, experiment.steps, lanes=experiment.lanes, rows=experiment.rows
-    )
+    setup = Setup(policy, spec, experiment.normalize, experiment.steps, lanes=experiment.lanes, rows=experiment.rows)
     return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
 
 
@@ -51,18 +49,14 @@ def learner_from(arrays: dict[str, np.ndarray], algorithm: Algorithm, path: Path
 class TrainedPolicy:
     """`act(observation)` gives the action to take in the environment: the policy's best guess, no noise."""
 
-    def __init__(self, experiment: Experiment, spec: Spec, learner: Learner) -> None:
-        self.experiment, self.spec, self.learner = experiment, spec, learner
-        policy, _ = assemble(experiment, spec)
-        self._mode = make_actor(policy, experiment.normalize, 1, 1).mode
+    def __init__(self, experiment: Experiment, spec: Spec, learner: Learner, actor: Actor) -> None:
+        self.experiment, self.spec, self.learner, self._mode = experiment, spec, learner, actor.mode
 
     def act(self, observation: Any) -> Any:
         """One observation -> one action, in the environment's own units."""
         array = np.asarray(observation)
         if array.shape != self.spec.observation.shape:
-            raise UsageError(
-                f"act takes one observation of shape {self.spec.observation.shape}, not {array.shape}."
-            )
+            raise UsageError(f"act takes one observation of shape {self.spec.observation.shape}, not {array.shape}.")
         command = self.act_many(array[None])[0]
         return int(command) if isinstance(self.spec.action, Discrete) else command
 
@@ -106,5 +100,6 @@ def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     spec = spec_of(environment, experiment.env.id)
     environment.close()
     path = find(run, which)
-    _, algorithm = assemble(experiment, spec)
-    return TrainedPolicy(experiment, spec, learner_from(checkpoint.read(path).learner, algorithm, path))
+    policy, algorithm = assemble(experiment, spec)
+    actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
+    return TrainedPolicy(experiment, spec, learner_from(checkpoint.read(path).learner, algorithm, path), actor)

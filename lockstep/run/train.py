@@ -20,7 +20,7 @@ from lockstep.collect import Collector, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, replace_experiment
+from lockstep.experiment import Config, Experiment, algorithm_name, replace_experiment
 from lockstep.parallel.lanes import LocalLanes
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint
@@ -45,12 +45,11 @@ class Run(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a run starts from: nothing, or a checkpoint."""
+    """Where a run starts from: nothing, or a checkpoint at a path."""
 
-    progress: Progress
-    checkpoint: Checkpoint | None
-    path: Path | None
-    exact: bool
+    progress: Progress = Progress()
+    saved: tuple[Path, Checkpoint] | None = None
+    exact: bool = True  # whether the promise of equal bits holds so far
 
 
 def train(config: Config, logdir: str | Path, name: str) -> Run:
@@ -60,7 +59,7 @@ def train(config: Config, logdir: str | Path, name: str) -> Run:
         envs = stack.enter_context(_envs(config.experiment))
         path = directory.create(Path(logdir), name, config)
         stack.enter_context(directory.locked(path))
-        return _run(path, config, envs, Start(Progress(), None, None, exact=True))
+        return _run(path, config, envs, Start())
 
 
 def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> Run:
@@ -76,7 +75,7 @@ def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> 
         for message in messages:
             screen.say(f"lockstep: {message}")
         progress = Progress.from_json(saved.progress)
-        if progress.steps > config.experiment.steps:
+        if steps is not None and progress.steps > steps:
             raise UsageError(f"--steps {steps}: the run is at {progress.steps} steps already.")
         changed = machine.differences(saved.machine, machine.describe(config.experiment.env))
         if changed and strict:
@@ -87,7 +86,7 @@ def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> 
         if steps is not None:
             directory.write_config(path, config)
         envs = stack.enter_context(_envs(config.experiment))
-        return _run(path, config, envs, Start(progress, saved, found, saved.exact and not changed))
+        return _run(path, config, envs, Start(progress, (found, saved), saved.exact and not changed))
 
 
 def _envs(experiment: Experiment) -> LocalEnvs:
@@ -137,7 +136,11 @@ class Loop:
         start = self._start.progress
         self._file = MetricsFile(self._path, start.updates)
         self._events = Events(self._path, start.steps)
-        self._screen = Screen(self._config.experiment.steps, start)
+        experiment = self._config.experiment
+        self._screen = Screen(experiment.steps, start)
+        going = f"resuming at {start.steps:,} steps" if start.steps else "training"
+        algorithm = algorithm_name(experiment.algo)
+        self._screen.say(f"{going}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {self._path}")
         try:
             yield
         finally:
@@ -151,12 +154,13 @@ class Loop:
 
     def first(self, collector: Collector) -> tuple[Learner, Progress]:
         """The learner and the environments as the run starts: new, or as the checkpoint has them."""
-        if self._start.checkpoint is None or self._start.path is None:
+        if self._start.saved is None:
             collector.start()
             learner = first_learner(self._algorithm, self._config.experiment.seed)
             self.save(self._start.progress, learner, collector)
             return learner, self._start.progress
-        strangers = collector.restore(self._start.checkpoint.episodes)
+        path, saved = self._start.saved
+        strangers = collector.restore(saved.episodes)
         if strangers:
             self._start = self._start._replace(exact=False)
             self._screen.say(
@@ -164,8 +168,7 @@ class Loop:
                 " it is not a function of its seed and actions. The run goes on, but not with the bits of one that"
                 " was never stopped."
             )
-        learner = learner_from(self._start.checkpoint.learner, self._algorithm, self._start.path)
-        return learner, self._start.progress
+        return learner_from(saved.learner, self._algorithm, path), self._start.progress
 
     def learn(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
         """One update; refused, with the data kept, where it leads to something that is not a number."""
@@ -191,7 +194,7 @@ class Loop:
         began = time.perf_counter()
         score = None
         if due or (watch.eval_every and progress.steps >= experiment.steps):
-            policy = TrainedPolicy(experiment, self._spec, learner)
+            policy = TrainedPolicy(experiment, self._spec, learner, self._actor)
             score = evaluate(policy, watch.eval_episodes, experiment.seed).mean
             self._screen.say(f"{progress.steps:>10,} steps  evaluation {score:.2f} over {watch.eval_episodes} episodes")
         evaluated = time.perf_counter() - began

@@ -1,0 +1,59 @@
+"""Environments with scripted behaviour, for tests: `lockstep check lockstep.envs.testing:Nan-v0`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Scripted(gymnasium.Env):
+    """A walk on a line towards the origin; episodes of `length` steps. At step `at` it does `what`.
+
+    `what`: nothing, nan, inf, nan-reward, raise, shape, kill, random (an observation that no seed repeats).
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, what: str = "nothing", at: int = 57, length: int = 100, render_mode: str | None = None) -> None:
+        self._what, self._at, self._length = what, at, length
+        self._place = np.zeros(3, np.float32)
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step = 0
+        self._place = self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        return self._place.copy(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        self._place[:2] = self._place[:2] + 0.1 * np.asarray(action, np.float32)
+        observation, reward = self._place.copy(), -float(np.abs(self._place[:2]).sum())
+        if self._step == self._at:
+            observation, reward = self._misbehave(observation, reward)
+        return observation, reward, False, self._step >= self._length, {}
+
+    def _misbehave(self, observation: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
+        if self._what == "raise":
+            raise RuntimeError("scripted failure")
+        if self._what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._what in ("nan", "inf"):
+            observation[1] = float(self._what)
+        if self._what == "nan-reward":
+            reward = float("nan")
+        if self._what == "shape":
+            observation = observation[:2]
+        if self._what == "random":
+            observation[2] = np.random.default_rng().random()
+        return observation, reward
+
+
+gymnasium.register("Scripted-v0", f"{__name__}:Scripted")
+gymnasium.register("Nan-v0", f"{__name__}:Scripted", kwargs={"what": "nan"})

@@ -1,0 +1,173 @@
+"""What an environment is, and whether it keeps its contract."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+
+from lockstep.config import build
+from lockstep.core import Box
+from lockstep.envs.make import Env, check_finite, make, one_command, spec_of, time_limit, write_observation
+from lockstep.errors import EnvironmentFault, FileFault, UsageError
+
+RESETS = 20  # to measure the reset noise over
+EPISODE = 300  # steps of an episode that is replayed
+
+
+def info(env: Env, steps: int) -> str:
+    """Spaces and limits as declared; rewards and reset noise as measured."""
+    environment = make(env)
+    spec = spec_of(environment, env.id)
+    rewards, lengths = _random_rewards(environment, steps)
+    firsts = np.stack([np.asarray(environment.reset(seed=seed)[0], float) for seed in range(RESETS)])
+    noise = firsts.std(0)
+    limit = time_limit(environment)
+    lines = {
+        "environment": env.id,
+        "observations": str(environment.observation_space),
+        "actions": str(environment.action_space),
+        "policy output": f"{spec.action.low.size} Gaussian"
+        if isinstance(spec.action, Box)
+        else f"one of {spec.action.n}",
+        "time limit": f"{limit} steps" if limit else "none",
+        "rewards": f"{min(rewards):.4g} to {max(rewards):.4g}, mean {np.mean(rewards):.4g} ({steps} random steps)",
+        "episode length": f"{np.mean(lengths):.0f} steps with random actions"
+        if lengths
+        else f"over {steps} steps with random actions",
+        "reset noise": f"std {noise.min():.3g} to {noise.max():.3g} over components ({RESETS} resets)",
+        "render modes": ", ".join(environment.metadata.get("render_modes", [])) or "none",
+    }
+    environment.close()
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines.items())
+
+
+def _random_rewards(environment: gymnasium.Env, steps: int) -> tuple[list[float], list[int]]:
+    environment.action_space.seed(0)
+    environment.reset(seed=0)
+    rewards: list[float] = []
+    lengths: list[int] = []
+    start = 0
+    for _ in range(steps):
+        _, reward, terminated, truncated, _ = environment.step(environment.action_space.sample())
+        rewards.append(float(reward))
+        if terminated or truncated:
+            lengths.append(len(rewards) - start)
+            start = len(rewards)
+            environment.reset()
+    return rewards, lengths
+
+
+def check(env: Env, seed: int) -> str:
+    """Gymnasium's own checker, then determinism and replay as lockstep needs them. Raises where one fails."""
+    report = [f"checking {env.id}"]
+    environment = make(env)
+    spec_of(environment, env.id)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            check_env(environment.unwrapped, skip_render_check=True)
+        except Exception as error:
+            raise EnvironmentFault(f"Gymnasium's checker refuses '{env.id}': {error}") from error
+        finally:
+            environment.close()
+    notes = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(warning.message)).strip() for warning in warned]
+    report += [f"note: {note}" for note in notes if "out of date" not in note]
+    report.append("Gymnasium's checker: passed")
+    actions = np.random.default_rng(seed)
+    chosen = _random_actions(env, actions)
+    first = _record(env, seed, chosen, dirty=False)
+    for dirty, name in ((False, "a fresh environment"), (True, "an environment that played another episode before")):
+        again = _record(env, seed, chosen, dirty)
+        _same(env, first, again, name)
+        report.append(f"replay of {len(first) - 1} steps in {name}: bit for bit the same")
+    if np.array_equal(first[0][0], _record(env, seed + 1, chosen[:1], dirty=False)[0][0]):
+        report.append("note: another seed starts in the same state")
+    report.append("it can be resumed, replayed and moved between processes exactly")
+    return "\n".join(report)
+
+
+Moment = tuple[np.ndarray, float, bool]  # observation, reward, whether the episode ended
+
+
+def _random_actions(env: Env, rng: np.random.Generator) -> np.ndarray:
+    environment = make(env)
+    action = spec_of(environment, env.id).action
+    environment.close()
+    if isinstance(action, Box):
+        return rng.uniform(-1, 1, (EPISODE, action.low.size)).astype(np.float32)
+    return rng.integers(action.n, size=EPISODE)
+
+
+def _record(env: Env, seed: int, actions: np.ndarray, dirty: bool) -> list[Moment]:
+    environment = make(env)
+    spec = spec_of(environment, env.id)
+    if dirty:
+        environment.reset(seed=seed + 12345)
+        for action in actions[::-1]:
+            _, _, terminated, truncated, _ = environment.step(one_command(spec.action, env.action, action))
+            if terminated or truncated:
+                break
+    observation, _ = environment.reset(seed=seed)
+    moments: list[Moment] = [(np.array(observation), 0.0, False)]
+    for action in actions:
+        observation, reward, terminated, truncated, _ = environment.step(one_command(spec.action, env.action, action))
+        moments.append((np.array(observation), float(reward), bool(terminated or truncated)))
+        if terminated or truncated:
+            break
+    environment.close()
+    return moments
+
+
+def _same(env: Env, first: list[Moment], again: list[Moment], where: str) -> None:
+    for step, (one, other) in enumerate(zip(first, again, strict=False)):
+        if one[0].tobytes() != other[0].tobytes() or one[1:] != other[1:]:
+            raise EnvironmentFault(
+                f"'{env.id}' is not a function of its seed and actions: replayed in {where}, it differs at step {step}."
+                " Runs on it can't be resumed or moved bit for bit."
+            )
+    if len(first) != len(again):
+        raise EnvironmentFault(f"'{env.id}': replayed in {where}, the episode has another length.")
+
+
+def replay(env_id: str, file: Path) -> str:
+    """Play a recorded episode again, and tell what happens at its last step."""
+    env, seed, actions = _read_episode(file)
+    if env.id != env_id:
+        raise UsageError(f"'{file}' is an episode of '{env.id}', not of '{env_id}'.")
+    environment = make(env)
+    spec = spec_of(environment, env.id)
+    row = np.zeros(spec.observation.shape, spec.observation.dtype)
+    step = 0
+    try:
+        observation, _ = environment.reset(seed=seed)
+        write_observation(spec.observation, row, observation)
+        check_finite(row, "observation")
+        for step, action in enumerate(actions, start=1):
+            observation, reward, *_ = environment.step(one_command(spec.action, env.action, action))
+            write_observation(spec.observation, row, observation)
+            check_finite(row, "observation")
+            check_finite(np.asarray(reward), "reward")
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"replayed: at step {step} {fault}.") from fault
+    except Exception as error:
+        raise EnvironmentFault(f"replayed: at step {step} it raised {type(error).__name__}: {error}") from error
+    finally:
+        environment.close()
+    return f"{len(actions)} steps replayed without a fault: it was not repeated."
+
+
+def _read_episode(file: Path) -> tuple[Env, int, list[Any]]:
+    try:
+        record = json.loads(file.read_bytes())
+        env = build(Env, record["env"], lambda cls, data: (cls, data))
+        return env, int(record["seed"]), [np.asarray(action, np.float32) for action in record["actions"]]
+    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+        raise FileFault(f"'{file}' is not a recorded episode: {error}.") from error

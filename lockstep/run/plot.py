@@ -1,0 +1,84 @@
+"""Learning curves: runs that differ only in seed are one curve, with an interval for their mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib import pyplot
+
+from lockstep.errors import FileFault, UsageError, nearest
+from lockstep.experiment import algorithm_name, to_dict
+from lockstep.run import directory
+from lockstep.run.report import read_metrics
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps, values
+POINTS = 200  # of a drawn curve
+RESAMPLES = 2000  # of the bootstrap
+
+
+def plot(runs: list[Path], out: Path, column: str) -> None:
+    """Draw `column` of every run against steps into a PNG or SVG file."""
+    if out.suffix not in (".png", ".svg"):
+        raise UsageError(f"--out {out}: a picture is .png or .svg.")
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for label, curves in _groups(runs, column).items():
+        steps, mean, low, high = summarize(curves)
+        (line,) = axes.plot(steps, mean, label=f"{label} ({len(curves)} seed{'s' * (len(curves) > 1)})")
+        if len(curves) > 1:
+            axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="environment steps", ylabel=column)
+    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(out, dpi=150)
+    except OSError as error:
+        raise FileFault(f"'{out}' can't be written: {error.strerror}.") from error
+    finally:
+        pyplot.close(figure)
+
+
+def summarize(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Steps, the mean over curves, and a bootstrapped 95 % interval of it, where all curves have values."""
+    first, last = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
+    steps = np.linspace(first, max(first, last), POINTS)
+    values = np.stack([np.interp(steps, *curve) for curve in curves])
+    drawn = np.random.default_rng(0).integers(len(curves), size=(RESAMPLES, len(curves)))
+    low, high = np.percentile(values[drawn].mean(1), [2.5, 97.5], axis=0)
+    return steps, values.mean(0), low, high
+
+
+def _groups(runs: list[Path], column: str) -> dict[str, list[Curve]]:
+    """Curves by experiment, seed aside; a label tells environment and algorithm, and apart those that share both."""
+    labels: dict[str, str] = {}
+    groups: dict[str, list[Curve]] = {}
+    for run in runs:
+        experiment = directory.read_config(run).experiment
+        data = to_dict(experiment)
+        del data["seed"]
+        label = f"{experiment.env.id} {algorithm_name(experiment.algo)}"
+        if label in groups and labels[label] != repr(data):
+            label = f"{label} {run.name}"
+        labels[label] = repr(data)
+        groups.setdefault(label, []).append(_curve(run, column))
+    return groups
+
+
+def _curve(run: Path, column: str) -> Curve:
+    rows = read_metrics(run) if (run / directory.METRICS).exists() else []
+    if not rows:
+        raise UsageError(f"'{run}' has no metrics to draw yet.")
+    if column not in rows[0]:
+        raise UsageError(f"'{run}' has no column '{column}'.{nearest(column, rows[0])}")
+    try:
+        points = [(int(row["steps"]), float(row[column])) for row in rows if row[column]]
+    except ValueError as error:
+        raise UsageError(f"column '{column}' of '{run}' does not hold numbers.") from error
+    if not points:
+        raise UsageError(f"'{run}' has no value of '{column}' yet.")
+    steps, values = zip(*points, strict=True)
+    return np.asarray(steps, float), np.asarray(values, float)

@@ -1,0 +1,35 @@
+"""The digest of a run's newest checkpoint, recomputed from its bytes and held against metrics.csv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from lockstep import tree
+from lockstep.run import checkpoint, directory
+from lockstep.run.report import read_metrics
+
+
+class Receipt(NamedTuple):
+    updates: int
+    steps: int
+    digest: str
+    agreement: str  # how it compares with metrics.csv, in words
+
+
+def receipt(run: Path) -> Receipt:
+    directory.read_config(run)
+    _, saved, _ = checkpoint.newest(run)
+    updates, steps = int(saved.progress["updates"]), int(saved.progress["steps"])
+    digest = tree.digest_of_paths(saved.learner)
+    return Receipt(updates, steps, digest, _compare(run, updates, digest))
+
+
+def _compare(run: Path, updates: int, digest: str) -> str:
+    if updates == 0:
+        return "nothing was learnt yet"
+    rows = read_metrics(run) if (run / directory.METRICS).exists() else []
+    noted = {int(row["update"]): row["digest"] for row in rows}
+    if updates not in noted:
+        return "metrics.csv has no receipt of this update"
+    return "as in metrics.csv" if noted[updates] == digest else f"DIFFERS from metrics.csv ({noted[updates]})"

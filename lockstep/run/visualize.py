@@ -1,0 +1,97 @@
+"""Videos of a policy's episodes, also without a screen."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import imageio.v2 as imageio
+import numpy as np
+
+from lockstep.address import Purpose, integer
+from lockstep.envs.make import make
+from lockstep.errors import FileFault, UsageError
+from lockstep.run.policy import TrainedPolicy
+
+NO_RENDERER = (
+    "MuJoCo needs a system library to draw without a screen, and finds none. On Debian or Ubuntu:"
+    " `apt install libegl1 libgl1`, or `apt install libosmesa6`."
+)
+
+
+class Video(NamedTuple):
+    path: Path
+    total: float
+    steps: int
+
+
+def choose_renderer() -> None:
+    """Pick the way MuJoCo draws, before it is imported. The user's own MUJOCO_GL stands."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # classic control draws with SDL
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if "MUJOCO_GL" in os.environ:
+        return
+    if ctypes.util.find_library("EGL") and ctypes.util.find_library("GL"):
+        os.environ["MUJOCO_GL"] = "egl"
+    elif ctypes.util.find_library("OSMesa"):
+        os.environ["MUJOCO_GL"] = "osmesa"
+
+
+def visualize(policy: TrainedPolicy, outdir: Path, episodes: int, seed: int, suffix: str) -> Iterator[Video]:
+    """A video of each of the first `episodes` episodes that `evaluate` plays with the same seed."""
+    try:
+        outdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileFault(f"videos can't be kept in '{outdir}': {error.strerror}.") from error
+    environment = _drawing(policy)
+    try:
+        for number in range(episodes):
+            yield _episode(
+                policy, environment, outdir / f"episode{number}.{suffix}", integer(seed, Purpose.EVALUATE, number, 0)
+            )
+    finally:
+        environment.close()
+
+
+def _drawing(policy: TrainedPolicy) -> gymnasium.Env:
+    """The environment with a renderer that was seen to work."""
+    env = policy.experiment.env
+    try:
+        environment = make(env, render_mode="rgb_array")
+        environment.reset(seed=0)
+        frame = environment.render()
+    except UsageError:
+        raise
+    except Exception as error:
+        mujoco = type(error).__module__.startswith(("mujoco", "OpenGL")) or "gl" in str(error).lower()
+        reason = f"{NO_RENDERER} ({error})" if mujoco else f"'{env.id}' can't be drawn: {error}"
+        raise UsageError(reason) from error
+    if not isinstance(frame, np.ndarray):
+        raise UsageError(f"'{env.id}' has no picture to show: it does not support render_mode 'rgb_array'.")
+    return environment
+
+
+def _episode(policy: TrainedPolicy, environment: gymnasium.Env, path: Path, seed: int) -> Video:
+    fps = environment.metadata.get("render_fps", 30)
+    side = path.with_name(f".{path.name}".removesuffix(path.suffix) + ".part" + path.suffix)
+    settings: dict[str, Any] = (
+        {"fps": fps, "macro_block_size": 2} if path.suffix == ".mp4" else {"duration": 1000 / min(fps, 50), "loop": 0}
+    )
+    observation, _ = environment.reset(seed=seed)
+    total, steps, ended = 0.0, 0, False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        video: Any = imageio.get_writer(side, **settings)
+        with video:
+            video.append_data(environment.render())
+            while not ended:
+                observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
+                video.append_data(environment.render())
+                total, steps, ended = total + float(reward), steps + 1, terminated or truncated
+    side.replace(path)
+    return Video(path, total, steps)
