@@ -109,10 +109,27 @@ def prepare(setup: Setup, learner: Learner, lanes: Lanes) -> tuple[Learner, Lane
 
 def estimate(policy: Policy, params: Tree, batch: Batch, discount: float, trace: float) -> Estimate:
     """Advantages and value targets of one lane under `params`."""
-    value = policy.value(params, batch.observation, batch.policy_state)
-    next_value = policy.value(params, batch.next_observation, batch.policy_state)
+    value, next_value = _values(policy, params, batch)
     advantage = returns.gae(batch.reward, value, next_value, batch.terminated, batch.truncated, discount, trace)
     return Estimate(advantage, advantage + value, value)
+
+
+def _values(policy: Policy, params: Tree, batch: Batch) -> tuple[Array, Array]:
+    """The values of all observations and of all next ones.
+
+    A next observation is the following row's observation, except where an episode was cut: only then are
+    the next observations evaluated themselves.
+    """
+    rows = jax.tree.map(lambda now, then: jnp.concatenate([now, then[-1:]]), batch.observation, batch.next_observation)
+    values = policy.value(params, rows, batch.policy_state)
+    next_value = jax.lax.cond(
+        batch.truncated.any(),
+        lambda: jnp.where(
+            batch.truncated, policy.value(params, batch.next_observation, batch.policy_state), values[1:]
+        ),
+        lambda: values[1:],
+    )
+    return values[:-1], next_value
 
 
 def spread(lanes: Lanes, values: Callable[[Any], Array]) -> tuple[Array, Array]:

@@ -8,8 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.address import Purpose, integer
-from lockstep.core import Box, Spec
-from lockstep.envs.make import Env, check_finite, commands, make, one_command, spec_of, write_observation
+from lockstep.core import Box, Discrete, Spec
+from lockstep.envs.make import (
+    Env,
+    check_finite,
+    commands,
+    make,
+    one_command,
+    spec_of,
+    without_wrappers,
+    write_observation,
+)
 from lockstep.errors import EnvironmentFault
 
 
@@ -44,8 +53,9 @@ class LocalEnvs:
 
     def __init__(self, env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> None:
         self._env, self._seed, self._numbers, self._purpose = env, seed, list(numbers), purpose
-        self._envs = [make(env) for _ in self._numbers]
+        self._envs = [without_wrappers(make(env)) for _ in self._numbers]
         self.spec: Spec = spec_of(self._envs[0], env.id)
+        self._fit = commands(self.spec.action, env.action)
         self._episode = [0] * len(self._envs)  # the number of each one's running episode
         self._actions: list[list[np.ndarray]] = [[] for _ in self._envs]  # since its reset
 
@@ -59,8 +69,9 @@ class LocalEnvs:
 
     def step(self, actions: np.ndarray, out: Step) -> None:
         """Step every environment; one whose episode ended is reset at once."""
-        chosen = commands(self.spec.action, self._env.action, actions)
-        discrete = chosen.ndim == 1
+        chosen = self._fit(actions)
+        taken = chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
+        shape, rows = self.spec.observation.shape, out.next_observation
         rewards: list[Any] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
@@ -68,23 +79,27 @@ class LocalEnvs:
         try:
             for i, environment in enumerate(self._envs):
                 self._actions[i].append(actions[i])
-                command = int(chosen[i]) if discrete else chosen[i]
-                observation, reward, terminated, truncated, _ = environment.step(command)
-                write_observation(self.spec.observation, out.next_observation[i], observation)
+                observation, reward, terminated, truncated, _ = environment.step(taken[i])
+                if type(observation) is np.ndarray and observation.shape == shape:
+                    rows[i] = observation
+                else:
+                    write_observation(self.spec.observation, rows[i], observation)
                 rewards.append(reward)
                 terminations.append(terminated)
                 truncations.append(truncated)
             out.reward[:] = rewards
-            for i in range(len(self._envs)) if not _finite(out) else ():
-                check_finite(out.next_observation[i], "observation")
-                check_finite(out.reward[i], "reward")
+            if not (np.isfinite(rows).all() and np.isfinite(out.reward).all()):
+                for i in range(len(self._envs)):
+                    check_finite(rows[i], "observation")
+                    check_finite(out.reward[i], "reward")
         except Exception as error:
             raise self._broken(i, error) from error
         out.terminated[:], out.truncated[:] = terminations, truncations
-        out.observation[:] = out.next_observation
-        for i in np.flatnonzero(out.terminated | out.truncated).tolist():
-            self._episode[i] += 1
-            self._reset(i, out.observation[i])
+        out.observation[:] = rows
+        if any(terminations) or any(truncations):
+            for i in np.flatnonzero(out.terminated | out.truncated).tolist():
+                self._episode[i] += 1
+                self._reset(i, out.observation[i])
 
     def _reset(self, i: int, into: np.ndarray) -> None:
         self._actions[i].clear()
@@ -136,7 +151,3 @@ class LocalEnvs:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _finite(out: Step) -> bool:
-    return bool(np.isfinite(out.next_observation).all() and np.isfinite(out.reward).all())

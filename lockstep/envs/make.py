@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium import error, spaces
+from gymnasium import error, spaces, wrappers
 
 from lockstep.core import ArraySpec, Box, Discrete, Spec
 from lockstep.errors import EnvironmentFault, UsageError, nearest
@@ -60,6 +60,36 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
         raise UsageError(f"'{env.id}' does not take env.kwargs {env.kwargs}: {cause}") from cause
 
 
+class TimeLimited:
+    """An environment and its time limit, without the cost of Gymnasium's wrappers around each step."""
+
+    def __init__(self, bare: gymnasium.Env, limit: int | None) -> None:
+        self._bare, self._limit, self._steps = bare, limit, 0
+        self.observation_space, self.action_space = bare.observation_space, bare.action_space
+
+    def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        return self._bare.reset(seed=seed)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        observation, reward, terminated, truncated, info = self._bare.step(action)
+        return observation, reward, terminated, truncated or self._steps == self._limit, info
+
+    def close(self) -> None:
+        self._bare.close()
+
+
+def without_wrappers(environment: gymnasium.Env) -> gymnasium.Env | TimeLimited:
+    """The same environment, cheaper to step where its only wrappers are the two that every one has."""
+    inner, limit = environment, None
+    if type(inner) is wrappers.TimeLimit:
+        limit, inner = inner._max_episode_steps, inner.env
+    if type(inner) is wrappers.OrderEnforcing:
+        inner = inner.env
+    return TimeLimited(inner, limit) if inner is environment.unwrapped else environment
+
+
 def _hush_mujoco() -> None:
     """Keep MuJoCo from writing warnings and a MUJOCO_LOG.TXT in the working directory."""
     try:
@@ -69,7 +99,7 @@ def _hush_mujoco() -> None:
     mujoco.set_mju_user_warning(lambda message: None)
 
 
-def spec_of(environment: gymnasium.Env, name: str) -> Spec:
+def spec_of(environment: gymnasium.Env | TimeLimited, name: str) -> Spec:
     """The spec, or a UsageError where a space is of a kind that lockstep can't learn on."""
     observation, action = environment.observation_space, environment.action_space
     if not isinstance(observation, spaces.Box):
@@ -83,20 +113,28 @@ def spec_of(environment: gymnasium.Env, name: str) -> Spec:
     raise UsageError(f"'{name}' has {type(action).__name__} actions; only Box and Discrete are supported.")
 
 
-def commands(action: Box | Discrete, fit: str, chosen: np.ndarray) -> np.ndarray:
-    """A policy's actions [N, ...] as the environment takes them. NumPy's exact arithmetic, so it replays."""
+def commands(action: Box | Discrete, fit: str) -> Callable[[np.ndarray], np.ndarray]:
+    """How a policy's actions [N, ...] become what the environment takes. NumPy's exact arithmetic, so it replays."""
     if isinstance(action, Discrete):
-        return chosen.astype(action.dtype) + action.start
-    chosen = chosen.reshape(len(chosen), *action.low.shape)
-    if fit == "rescale" and np.isfinite(action.low).all() and np.isfinite(action.high).all():
-        middle, half = (action.high + action.low) / 2, (action.high - action.low) / 2
-        chosen = middle + half * np.clip(chosen, -1.0, 1.0)
-    return np.clip(chosen, action.low, action.high).astype(action.dtype)
+        return lambda chosen: chosen.astype(action.dtype) + action.start
+    low, high = action.low, action.high
+    bounded = fit == "rescale" and bool(np.isfinite(low).all() and np.isfinite(high).all())
+    middle, half = (high + low) / 2, (high - low) / 2
+
+    def rescaled(chosen: np.ndarray) -> np.ndarray:
+        inside = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), -1), 1)
+        return clipped(middle + half * inside)
+
+    def clipped(chosen: np.ndarray) -> np.ndarray:
+        inside: np.ndarray = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), low), high)
+        return inside.astype(action.dtype, copy=False)
+
+    return rescaled if bounded else clipped
 
 
 def one_command(action: Box | Discrete, fit: str, chosen: Any) -> Any:
     """One action as one environment takes it: a plain int, or an array."""
-    command = commands(action, fit, np.asarray(chosen)[None])[0]
+    command = commands(action, fit)(np.asarray(chosen)[None])[0]
     return int(command) if isinstance(action, Discrete) else command
 
 

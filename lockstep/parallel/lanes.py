@@ -31,24 +31,25 @@ class LocalLanes:
         return lanes
 
     def mean(self, fn: Callable[[Any], Any]) -> Any:
-        stacked = self.map(fn).all()
+        stacked = self.map(lambda lane: tree.pack(fn(lane))).all()
         mean = jax.tree.map(lambda leaf: tree.pairwise_sum(leaf) / self._count, stacked)
-        return jax.lax.optimization_barrier(mean)
+        like = jax.eval_shape(lambda: fn(self._pick(0)))
+        return tree.unpack(jax.lax.optimization_barrier(mean), like)
 
     def all(self) -> Tree:
         return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[: self._count], self._padded))
 
-    def _loop(self, fn: Callable[[Any], Any]) -> Tree:
-        def pick(i: Any) -> Tree:
-            return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, 0, False), self._padded)
+    def _pick(self, i: Any) -> Tree:
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, 0, False), self._padded)
 
+    def _loop(self, fn: Callable[[Any], Any]) -> Tree:
         def body(i: Any, out: Tree) -> Tree:
             return jax.tree.map(
-                lambda leaf, value: jax.lax.dynamic_update_index_in_dim(leaf, value, i, 0), out, fn(pick(i))
+                lambda leaf, value: jax.lax.dynamic_update_index_in_dim(leaf, value, i, 0), out, fn(self._pick(i))
             )
 
         width = max(self._count, 2)
-        shapes = jax.eval_shape(lambda: fn(pick(0)))
+        shapes = jax.eval_shape(lambda: fn(self._pick(0)))
         out = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), shapes)
         trips = jax.lax.optimization_barrier(jnp.asarray(self._count, jnp.int32))
         return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), trips, body, out)

@@ -62,7 +62,7 @@ class TrainedPolicy:
 
     def act_many(self, observations: np.ndarray) -> np.ndarray:
         """[N, ...] -> [N, ...], each row as if it were alone."""
-        return commands(self.spec.action, self.experiment.env.action, self.choose(observations))
+        return commands(self.spec.action, self.experiment.env.action)(self.choose(observations))
 
     def choose(self, observations: np.ndarray) -> np.ndarray:
         """The policy's own actions [N, ...], before they are fitted to the environment."""

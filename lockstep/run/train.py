@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,8 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start) -> Run:
         collector = loop.collector(envs)
         learner, progress = loop.first(collector)
         digest = tree.digest(learner)
+        gc.collect()
+        gc.freeze()  # what is there by now stays: no need to look through all of JAX for garbage at every turn
         while progress.steps < experiment.steps and interrupt.number is None:
             began = time.perf_counter()
             trajectory, episodes = collector.collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
