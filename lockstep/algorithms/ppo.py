@@ -141,7 +141,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
                 return jax.grad(loss, has_aux=True)(params, part)
 
             gradient, metrics = drawn.mean(lane_gradient)
-            metrics["gradient_norm"] = optax.global_norm(gradient)
+            metrics["gradient_norm"] = optax.tree.norm(gradient)
             direction, state = optimizer.update(gradient, state)
             params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
             return (params, state), metrics

@@ -217,10 +217,16 @@ class Loop:
             "digest": digest,
             **metrics,
         }
-        self._file.write(row)
-        self._events.scalars(row)
-        if score is not None:
-            self._events.histograms(progress.steps, learner, trajectory, progress)
+        try:
+            self._file.write(row)
+            self._events.scalars(row)
+            if score is not None:
+                self._events.histograms(progress.steps, learner, trajectory, progress)
+        except OSError as error:
+            raise FileFault(
+                f"update {progress.updates} could not be reported in '{self._path}': {error.strerror or error}."
+                " The run's checkpoints are as they were; resume it when there is room."
+            ) from error
         self._screen.show(progress, rate)
         return self._with_best(progress, score)
 

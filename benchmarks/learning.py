@@ -1,0 +1,102 @@
+"""How well the presets learn: `python -m benchmarks.learning [PRESET ...] --seeds 0,1,2 --write`.
+
+Trains every preset with every seed through the command line, evaluates the final policy without noise on 100
+episodes, and makes the table of benchmarks/learning.md. Runs that are there already are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+from lockstep.experiment import preset_names, resolve
+
+BARS = {
+    "cartpole": 500,
+    "pendulum": -180,
+    "acrobot": -85,
+    "lunarlander": 220,
+    "inverted-pendulum": 1000,
+    "inverted-double-pendulum": 9000,
+    "reacher": -5,
+    "hopper": 2600,
+    "walker": 3500,
+    "halfcheetah": 4500,
+}
+EPISODES = 100
+
+
+def lockstep(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "lockstep", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"lockstep {' '.join(arguments)}: {done.stderr}")
+    return done.stdout
+
+
+def result(preset: str, seed: int, logdir: Path, sets: list[str]) -> dict[str, object]:
+    """One run's evaluation and digest, trained first where need be."""
+    run = logdir / f"{preset}-s{seed}"
+    options = [option for setting in sets for option in ("--set", setting)]
+    if run.exists():
+        lockstep("resume", str(run))
+    else:
+        lockstep("train", preset, "--seed", str(seed), "--logdir", str(logdir), "--name", run.name, *options)
+    found = json.loads(lockstep("evaluate", str(run), "--episodes", str(EPISODES), "--json"))
+    found["digest"] = lockstep("digest", str(run)).split()[-1]
+    print(f"{preset} seed {seed}: {found['return_mean']:.1f} {found['digest'][:12]}", file=sys.stderr, flush=True)
+    return found
+
+
+def row(preset: str, results: list[dict[str, object]]) -> str:
+    returns = [float(found["return_mean"]) for found in results]  # type: ignore[arg-type]
+    experiment = resolve(preset).experiment
+    bar = BARS.get(preset)
+    verdict = "-" if bar is None else ("met" if mean(returns) >= bar else "**missed**")
+    digests = ", ".join(f"`{str(found['digest'])[:12]}`" for found in results)
+    spread = stdev(returns) if len(returns) > 1 else 0.0
+    return (
+        f"| {preset} | {experiment.env.id} | {experiment.steps:,} | **{mean(returns):.1f} ± {spread:.1f}** |"
+        f" {'-' if bar is None else bar} | {verdict} | {', '.join(f'{value:.1f}' for value in returns)} | {digests} |"
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("presets", nargs="*", default=preset_names())
+    options.add_argument("--seeds", default="0,1,2")
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--logdir", type=Path, default=Path("runs/learning"))
+    options.add_argument("--set", action="append", default=[])
+    options.add_argument("--write", action="store_true")
+    given = options.parse_args()
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    work = [(preset, seed) for seed in seeds for preset in given.presets]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        found = dict(zip(work, pool.map(lambda w: result(*w, given.logdir, given.set), work), strict=True))
+    rows = "\n".join(row(preset, [found[preset, seed] for seed in seeds]) for preset in given.presets)
+    table = f"""# How well the presets learn
+
+Final policies, evaluated without noise on {EPISODES} episodes with fixed seeds; mean ± standard deviation over seeds
+{", ".join(map(str, seeds))}, no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits): the same
+command gives the same digest on the same package versions and kind of CPU.
+
+Made by `python -m benchmarks.learning --write`; a single run of it is `lockstep train PRESET --seed SEED` and then
+`lockstep evaluate RUN --episodes {EPISODES}`.
+
+| preset | environment | steps | PPO: return | bar | | each seed | digests |
+|---|---|---|---|---|---|---|---|
+{rows}
+"""
+    print(table)
+    if given.write:
+        Path(__file__).with_suffix(".md").write_text(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Bad input gets one clear message and the right exit status, before anything is created."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.cli import main
+from lockstep.run.checkpoint import listed
+from tests.laws.process import run
+from tests.laws.table import settings
+
+Output = pytest.CaptureFixture[str]
+
+REFUSED = {
+    "an unknown environment": (["train", "Pendulm-v1"], "unknown environment 'Pendulm-v1'. Did you mean 'Pendulum-v1'"),
+    "an unknown preset": (["train", "halfcheeta"], "Did you mean 'halfcheetah'"),
+    "an unknown module": (["train", "no_such_module:Env-v0"], "the module 'no_such_module' can't be imported"),
+    "an unknown setting": (
+        ["train", "pendulum", "--set", "algo.clp=1"],
+        "unknown setting 'algo.clp'. Did you mean 'algo.clip'",
+    ),
+    "an unknown group": (["train", "pendulum", "--set", "alg.clip=1"], "unknown setting 'alg'"),
+    "a wrong type": (["train", "pendulum", "--set", "algo.clip=big"], "'algo.clip' must be a number, not 'big'"),
+    "out of range": (["train", "pendulum", "--set", "algo.discount=1.5"], "'algo.discount' must be between 0 and 1"),
+    "no value": (["train", "pendulum", "--set", "algo.clip"], "--set takes KEY=VALUE"),
+    "a group for a value": (["train", "pendulum", "--set", "algo=ppo"], "'algo' is a group of settings"),
+    "negative steps": (
+        ["train", "pendulum", "--steps", "-5"],
+        "argument --steps: must be a whole number above 0, not -5",
+    ),
+    "steps in words": (["train", "pendulum", "--steps", "many"], "argument --steps: invalid _count value"),
+    "an unknown algorithm": (["train", "pendulum", "--algo", "pppo"], "unknown algorithm 'pppo'. Did you mean 'ppo'"),
+    "a mistyped option": (
+        ["train", "pendulum", "--sed", "1"],
+        "unrecognized arguments: --sed 1. Did you mean '--seed'",
+    ),
+    "a mistyped command": (["trian", "pendulum"], "Did you mean 'train'"),
+    "a minibatch that does not fit": (
+        ["train", "pendulum", "--set", "algo.minibatch=100"],
+        "algo.minibatch (100) must be drawn evenly from 4 lanes of",
+    ),
+    "an action space of another kind": (["train", "Blackjack-v1"], "has Tuple observations; only Box is supported"),
+    "bad environment arguments": (
+        ["train", "pendulum", "--set", "env.kwargs.gravitas=1"],
+        "does not take env.kwargs {'gravitas': 1}",
+    ),
+    "a run that is none": (["evaluate", "nowhere"], "'nowhere' is not a run: there is no config.toml in it"),
+    "a picture of another kind": (["plot", "nowhere", "--out", "curves.pdf"], "a picture is .png or .svg"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_status_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.startswith("lockstep: ")
+    assert not list(tmp_path.iterdir()), "nothing may be created"
+
+
+def test_all_problems_are_told_at_once(capsys: Output) -> None:
+    wrong = ["--set", "algo.clip=-1", "--set", "policy.activation=tahn", "--set", "lanes=x"]
+    assert main(["train", "pendulum", *wrong]) == 2
+    told = capsys.readouterr().err
+    assert "'algo.clip' must be above 0" in told
+    assert "Did you mean 'tanh'" in told
+    assert "'lanes' must be a whole number" in told
+
+
+def test_an_unwritable_logdir_is_status_5(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for place in (file, file / "below", Path("/proc/nowhere")):
+        assert main(["train", "pendulum", "--logdir", str(place)]) == 5
+        assert f"can't be kept in '{place}'" in capsys.readouterr().err
+
+
+def test_an_environment_that_returns_nan_is_status_3_and_replays(tmp_path: Path, capsys: Output) -> None:
+    name = "lockstep.envs.testing:Nan-v0"
+    assert main(["train", name, "--logdir", str(tmp_path), "--name", "run"]) == 3
+    told = capsys.readouterr().err
+    assert re.search(
+        r"environment 0 .*the observation is nan at index 1, at step 57 of the episode with seed \d+", told
+    )
+    assert "after action [" in told
+    replay = re.search(r"Replay it with: lockstep (.*)", told)
+    assert replay is not None
+    assert listed(tmp_path / "run"), "the checkpoint from before is still there"
+    assert main(replay.group(1).split()) == 3
+    assert "replayed: at step 57 the observation is nan at index 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("inf", "the observation is inf at index 1"),
+        ("nan-reward", "the reward is nan"),
+        ("shape", r"the observation has shape \(2,\), its space says \(3,\)"),
+        ("raise", "it raised RuntimeError: scripted failure"),
+    ],
+)
+def test_every_broken_contract_is_status_3(tmp_path: Path, capsys: Output, what: str, message: str) -> None:
+    kwargs = ["--set", f'env.kwargs.what="{what}"', "--set", "env.kwargs.at=9"]
+    where = ["--logdir", str(tmp_path), "--name", "run"]
+    assert main(["train", "lockstep.envs.testing:Scripted-v0", *kwargs, *where]) == 3
+    told = capsys.readouterr().err
+    assert re.search(message, told)
+    assert "at step 9" in told
+    assert "Traceback" not in told
+
+
+def test_a_learning_rate_that_explodes_is_status_4(tmp_path: Path, capsys: Output) -> None:
+    huge = ["--set", "algo.learning_rate=1e30", "--set", "algo.max_gradient=1e30", "--steps", "20000"]
+    assert main(["train", "pendulum", *huge, "--logdir", str(tmp_path), "--name", "run"]) == 4
+    assert "not a number, and was not applied" in capsys.readouterr().err
+    assert (tmp_path / "run" / "diverged" / "trajectory.safetensors").is_file()
+    assert main(["evaluate", str(tmp_path / "run"), "--episodes", "1"]) == 0
+
+
+def test_a_run_in_use_is_status_7(tmp_path: Path, capsys: Output) -> None:
+    from lockstep.run.directory import locked
+
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(1))
+    with locked(done.path):
+        assert main(["resume", str(done.path)]) == 7
+    assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_a_name_that_exists_is_status_2(tmp_path: Path, capsys: Output) -> None:
+    lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(1))
+    assert main(["train", "Pendulum-v1", "--logdir", str(tmp_path), "--name", "run"]) == 2
+    assert "lockstep resume" in capsys.readouterr().err
+
+
+def test_a_full_disk_stops_a_run_with_status_5_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    """Files may not grow beyond a limit: the first checkpoint fits, later ones with longer episodes do not."""
+    limit = 180_000
+    small = ["--set", "collect.steps=256", "--set", "lanes=2", "--set", "env.time_limit=100000", "--steps", "40000"]
+    arguments = ["train", "HalfCheetah-v5", *small, "--set", "watch.checkpoint_every=4096", "--set", "algo.epochs=1"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # compiled programs don't fit either, which may not matter
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        failed = run(*arguments, "--logdir", str(tmp_path), "--name", "run", env=cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.returncode == 5, failed.stderr
+    assert "could not be written" in failed.stderr
+    assert "The checkpoints before it are as they were" in failed.stderr
+    assert run("evaluate", str(tmp_path / "run"), "--episodes", "1").returncode == 0
+
+
+def test_evaluate_tells_mean_spread_and_interval(tmp_path: Path, capsys: Output) -> None:
+    done = lockstep.train("CartPole-v1", logdir=tmp_path, settings=settings(1))
+    capsys.readouterr()
+    assert main(["evaluate", str(done.path), "--episodes", "20", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["episodes"] == len(found["returns"]) == 20
+    assert found["return_95"][0] < found["return_mean"] < found["return_95"][1]
+    assert main(["evaluate", str(done.path), "--episodes", "20"]) == 0
+    assert f"return {found['return_mean']:.2f} +- {found['return_std']:.2f} over 20 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1", "Hopper-v5"])
+def test_info_and_check_of_environments(capsys: Output, env: str) -> None:
+    assert main(["info", env, "--steps", "50"]) == 0
+    told = capsys.readouterr().out
+    assert env in told
+    assert "reset noise" in told
+    assert main(["check", env]) == 0
+    assert capsys.readouterr().out.count("bit for bit the same") == 2
+
+
+def test_check_refuses_an_environment_that_does_not_repeat_itself(
+    capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gymnasium
+
+    entry = "lockstep.envs.testing:Scripted"
+    gymnasium.register("Chance-v0", entry, kwargs={"what": "random", "at": 200, "length": 300})
+    assert main(["check", "Chance-v0"]) == 3
+    assert "it differs at step 200" in capsys.readouterr().err
+    del gymnasium.registry["Chance-v0"]
+
+
+def test_presets_are_listed_and_resolve(capsys: Output) -> None:
+    from lockstep.experiment import preset_names, resolve
+
+    assert main(["presets"]) == 0
+    listed_names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed_names == preset_names()
+    assert len(listed_names) >= 14
+    for name in listed_names:
+        assert resolve(name).experiment.steps >= 100_000
+
+
+def test_a_config_file_trains_to_the_digest_of_its_run(tmp_path: Path) -> None:
+    first = lockstep.train("Pendulum-v1", logdir=tmp_path, name="first", settings=settings(2))
+    assert lockstep.train(str(first.path / "config.toml"), logdir=tmp_path, name="again").digest == first.digest

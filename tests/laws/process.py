@@ -1,0 +1,53 @@
+"""The command line in a process of its own, to be stopped and killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lockstep", *arguments]
+
+
+def options(settings: Mapping[str, Any]) -> list[str]:
+    values = {
+        key: tomli_w.dumps({"v": value}).removeprefix("v = ").replace("\n", "") for key, value in settings.items()
+    }
+    return [option for key, value in values.items() for option in ("--set", f"{key}={value}")]
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    whole = {**os.environ, **(env or {})}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=whole, timeout=300)
+
+
+def digest_in(output: str) -> str:
+    """The digest that `train` and `resume` print last."""
+    word, digest = output.strip().splitlines()[-1].split()
+    assert word == "digest"
+    return digest
+
+
+def rows(path: Path) -> int:
+    """How many updates a run has reported."""
+    file = path / "metrics.csv"
+    return max(file.read_text().count("\n") - 1, 0) if file.exists() else 0
+
+
+def start_and_wait(arguments: Iterable[str], path: Path, updates: int) -> subprocess.Popen[str]:
+    """Start a command and return as soon as its run has reported so many updates."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while rows(path) < updates and process.poll() is None:
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.002)
+    return process

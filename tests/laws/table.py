@@ -1,0 +1,32 @@
+"""The experiments that every law is held against: each algorithm on each kind of environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lockstep.algorithms import REGISTRY
+
+SMALL: dict[str, Any] = {
+    "lanes": 4,
+    "envs_per_lane": 2,
+    "collect.steps": 32,
+    "policy.hidden": [16, 16],
+    "algo.epochs": 2,
+    "algo.minibatch": 64,
+    "watch.eval_every": 0,
+    "watch.checkpoint_every": 512,
+    "seed": 3,
+}
+BATCH = 256  # environment steps of one update of these
+ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
+
+every_experiment = pytest.mark.parametrize(
+    ("env", "algo"), [(env, algo) for env in ENVIRONMENTS for algo in REGISTRY], ids=lambda value: str(value)
+)
+
+
+def settings(updates: int, **changes: Any) -> dict[str, Any]:
+    """The small experiment over so many updates."""
+    return {**SMALL, "steps": BATCH * updates, **changes}

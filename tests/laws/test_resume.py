@@ -1,0 +1,116 @@
+"""Stopped, killed or damaged, and resumed: the digest is that of the run that was never disturbed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.run.train import resume
+from tests.laws.process import digest_in, options, rows, run, start_and_wait
+from tests.laws.table import BATCH, every_experiment, settings
+
+UPDATES = 10
+
+
+@every_experiment
+def test_two_halves_equal_the_whole(tmp_path: Path, env: str, algo: str) -> None:
+    """Also the rows of metrics.csv, but for the time they took."""
+    constant = {"algo.schedule": "constant"}
+    whole = lockstep.train(env, algo=algo, logdir=tmp_path, name="whole", settings=settings(6, **constant))
+    lockstep.train(env, algo=algo, logdir=tmp_path, name="half", settings=settings(3, **constant))
+    assert resume(tmp_path / "half", steps=6 * BATCH).digest == whole.digest
+
+    def receipts(name: str) -> list[str]:
+        return [line.split(",")[-1] for line in (tmp_path / name / "metrics.csv").read_text().splitlines()]
+
+    assert receipts("half") == receipts("whole")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    logdir = tmp_path_factory.mktemp("undisturbed")
+    return lockstep.train("Hopper-v5", logdir=logdir, settings=settings(UPDATES)).digest
+
+
+def train_arguments(logdir: Path) -> list[str]:
+    return ["train", "Hopper-v5", *options(settings(UPDATES)), "--logdir", str(logdir), "--name", "run"]
+
+
+def test_killed_at_random_moments_and_resumed(tmp_path: Path, undisturbed: str) -> None:
+    """kill -9 in the middle of whatever is going on: collecting, updating, writing a checkpoint."""
+    rng = random.Random(11)
+    path = tmp_path / "run"
+    arguments = train_arguments(tmp_path)
+    for after in (1, 3, 6):
+        process = start_and_wait(arguments, path, min(rows(path), after) if after > 1 else 1)
+        time.sleep(rng.uniform(0.0, 0.1))
+        process.kill()
+        process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0)
+        arguments = ["resume", str(path)]
+    finished = run("resume", str(path))
+    assert finished.returncode == 0, finished.stderr
+    assert digest_in(finished.stdout) == undisturbed
+    assert rows(path) == UPDATES
+    assert not list((path / "checkpoints").glob(".tmp*"))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_and_resumed(tmp_path: Path, undisturbed: str, number: int, status: int) -> None:
+    path = tmp_path / "run"
+    process = start_and_wait(train_arguments(tmp_path), path, 2)
+    process.send_signal(number)
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == status, messages
+    assert f"lockstep resume {path}" in messages
+    assert "Traceback" not in messages
+    stopped_at = rows(path)
+    assert stopped_at < UPDATES
+    finished = run("resume", str(path))
+    assert digest_in(finished.stdout) == undisturbed
+    assert rows(path) == UPDATES
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path, undisturbed: str) -> None:
+    path = tmp_path / "run"
+    lockstep.train("Hopper-v5", logdir=tmp_path, name="run", settings=settings(UPDATES))
+    newest = sorted((path / "checkpoints").glob("step_*"))[-1]
+    file = newest / "learner.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    finished = run("resume", str(path))
+    assert finished.returncode == 0
+    assert f"{newest}' is damaged" in finished.stderr
+    assert digest_in(finished.stdout) == undisturbed
+    assert newest.with_suffix(".corrupt").is_dir()
+
+
+def test_no_valid_checkpoint_is_a_file_fault(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(1))
+    for checkpoint in (path / "checkpoints").glob("step_*"):
+        (checkpoint / "manifest.json").write_text("{")
+    failed = run("resume", str(path))
+    assert failed.returncode == 5
+    assert "no valid checkpoint is left" in failed.stderr
+    shutil.rmtree(path / "checkpoints")
+    failed = run("resume", str(path))
+    assert failed.returncode == 5
+    assert "there is no checkpoint" in failed.stderr
+
+
+def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    assert resume(done.path).digest == done.digest
+
+
+def test_an_environment_that_does_not_repeat_itself_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chance = {"env.kwargs": {"what": "random", "at": 64}}  # the newest observation when two updates are made
+    lockstep.train("lockstep.envs.testing:Scripted-v0", logdir=tmp_path, name="run", settings=settings(2, **chance))
+    resume(tmp_path / "run", steps=6 * BATCH)
+    assert "did not repeat itself" in capfd.readouterr().err

@@ -1,0 +1,53 @@
+"""The same experiment gives the same digest, whatever surrounds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lockstep
+from tests.laws.process import digest_in, options, run
+from tests.laws.table import every_experiment, settings
+
+
+def digest(logdir: Path, env: str, algo: str, name: str, **changes: object) -> str:
+    return lockstep.train(env, algo=algo, logdir=logdir, name=name, settings=settings(4, **changes)).digest
+
+
+@every_experiment
+def test_same_seed_same_bits_and_another_seed_others(tmp_path: Path, env: str, algo: str) -> None:
+    first = digest(tmp_path, env, algo, "first")
+    assert digest(tmp_path, env, algo, "second") == first
+    assert digest(tmp_path, env, algo, "other", seed=4) != first
+
+
+@every_experiment
+def test_observers_change_nothing(tmp_path: Path, env: str, algo: str) -> None:
+    watched = {"watch.eval_every": 256, "watch.eval_episodes": 2, "watch.checkpoint_every": 256, "watch.keep": 1}
+    assert digest(tmp_path, env, algo, "watched", **watched) == digest(tmp_path, env, algo, "alone")
+
+
+def test_another_process_directory_and_thread_settings_change_nothing(tmp_path: Path) -> None:
+    inside = digest(tmp_path, "Pendulum-v1", "ppo", "inside")
+    threads = {"OMP_NUM_THREADS": "4", "PJRT_NPROC": "8", "OPENBLAS_NUM_THREADS": "3", "PYTHONHASHSEED": "7"}
+    where = ("--logdir", str(tmp_path), "--name", "outside")
+    outside = run("train", "Pendulum-v1", *options(settings(4)), *where, env=threads)
+    assert outside.returncode == 0, outside.stderr
+    assert digest_in(outside.stdout) == inside
+    assert "PJRT_NPROC is set to 1" in outside.stderr
+
+
+def test_receipts_of_two_runs_are_equal_row_by_row(tmp_path: Path) -> None:
+    columns = []
+    for name in ("first", "second"):
+        digest(tmp_path, "Pendulum-v1", "ppo", name)
+        lines = (tmp_path / name / "metrics.csv").read_text().splitlines()
+        timeless = [i for i, column in enumerate(lines[0].split(",")) if not column.startswith(("time_", "s"))]
+        columns.append([[line.split(",")[i] for i in timeless] for line in lines])
+    assert columns[0] == columns[1]
+    assert len(columns[0]) == 5
+
+
+def test_the_final_digest_is_the_last_receipt(tmp_path: Path) -> None:
+    final = digest(tmp_path, "Pendulum-v1", "ppo", "run")
+    assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1].endswith(final)
+    assert run("digest", str(tmp_path / "run")).stdout.splitlines()[-1] == final

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep import tree
+from lockstep.networks import mlp_apply, mlp_init
+from lockstep.parallel.lanes import LocalLanes
+
+RNG = np.random.default_rng(0)
+PARAMS = mlp_init(jax.random.key(0), (11, 64, 64, 3), 1.0)
+DATA = {
+    "x": RNG.normal(size=(4, 50, 11)).astype(np.float32),
+    "y": RNG.normal(size=(4, 50, 3)).astype(np.float32),
+}
+
+
+def gradient(params: Any, lane: Any) -> Any:
+    def loss(params: Any) -> Any:
+        return jnp.square(mlp_apply(params, lane["x"], jnp.tanh, 3) - lane["y"]).mean()
+
+    return jax.grad(loss)(params)
+
+
+def held(lanes: tuple[int, ...]) -> Any:
+    return jax.tree.map(lambda leaf: leaf[np.array(lanes)], DATA)
+
+
+@jax.jit
+def mapped(params: Any, data: Any) -> Any:
+    return LocalLanes(data).map(lambda lane: gradient(params, lane)).all()
+
+
+@jax.jit
+def averaged(params: Any, data: Any) -> Any:
+    return LocalLanes(data).mean(lambda lane: gradient(params, lane))
+
+
+@jax.jit
+def descended(params: Any, data: Any) -> Any:
+    """Two steps in one program: what follows a mean could be fused with what precedes it."""
+    lanes = LocalLanes(data)
+    for _ in range(2):
+        mean = lanes.mean(lambda lane: gradient(params, lane))  # noqa: B023
+        params = jax.tree.map(lambda p, g: p - 0.1 * g / (1e-3 + jnp.sqrt(jnp.square(g))), params, mean)
+    return params
+
+
+def one_of(stacked: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf[i]), stacked)
+
+
+@pytest.mark.parametrize("lanes", [(0, 1), (2, 3), (0, 1, 2, 3), (3, 1, 0, 2)])
+def test_a_lane_gives_the_same_bits_alone_and_among_others(lanes: tuple[int, ...]) -> None:
+    together = mapped(PARAMS, held(lanes))
+    for i, lane in enumerate(lanes):
+        alone = mapped(PARAMS, held((lane,)))
+        assert jax.tree.leaves(alone)[0].shape[0] == 1
+        assert tree.digest(one_of(together, i)) == tree.digest(one_of(alone, 0))
+
+
+def test_the_mean_is_the_pairwise_sum_of_the_lanes_divided_by_their_number() -> None:
+    parts = [averaged(PARAMS, held((lane,))) for lane in range(4)]
+    expected = jax.tree.map(lambda a, b, c, d: ((a + b) + (c + d)) / np.float32(4), *jax.tree.map(np.asarray, parts))
+    assert tree.digest(averaged(PARAMS, DATA)) == tree.digest(expected)
+    assert tree.digest(parts[2]) == tree.digest(one_of(mapped(PARAMS, held((2,))), 0))
+
+
+@pytest.mark.parametrize("copies", [2, 4])
+def test_copies_of_a_lane_learn_the_bits_that_it_learns_alone(copies: int) -> None:
+    assert tree.digest(descended(PARAMS, held((1,) * copies))) == tree.digest(descended(PARAMS, held((1,))))
+
+
+def test_five_lanes_are_added_by_pairs_of_neighbours() -> None:
+    lanes = np.float32([1e8, 1, -1e8, 1, 1])  # ((0+1)+(2+3))+4 = 1, from left to right it would be 2
+    assert jax.jit(lambda x: LocalLanes(x).mean(lambda lane: lane))(lanes) == np.float32(1) / 5
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_map_and_mean_are_those_of_numpy_and_padding_is_never_seen(count: int) -> None:
+    x = RNG.normal(size=(count, 4)) + 5
+    squares = LocalLanes(x).map(lambda lane: {"square": lane**2, "n": jnp.int32(1)})
+    np.testing.assert_array_equal(squares.all()["square"], x**2)
+    np.testing.assert_allclose(squares.mean(lambda lane: lane["square"]), (x**2).mean(0), rtol=1e-12)
+    np.testing.assert_array_equal(LocalLanes(x).all(), x)
+
+
+def test_a_mean_keeps_the_shapes_and_dtypes_of_a_tree() -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    mean = LocalLanes(x).mean(lambda lane: (lane[0], {"f": lane.astype(jnp.float32)[None], "d": lane}))
+    assert mean[0] == 2.0
+    assert (mean[1]["f"].shape, mean[1]["f"].dtype) == ((1, 2), jnp.float32)
+    np.testing.assert_array_equal(mean[1]["d"], [2, 3])
+
+
+def test_one_program_serves_all_lanes() -> None:
+    """However many lanes there are, the function is traced a fixed number of times."""
+
+    def traces(count: int) -> int:
+        seen = []
+        jax.jit(lambda x: LocalLanes(x).mean(lambda lane: seen.append(1) or lane.sum()))(np.ones((count, 3)))
+        return len(seen)
+
+    assert traces(1) == traces(2) == traces(7)
