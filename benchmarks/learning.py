@@ -83,8 +83,8 @@ def main() -> None:
     table = f"""# How well the presets learn
 
 Final policies, evaluated without noise on {EPISODES} episodes with fixed seeds; mean ± standard deviation over seeds
-{", ".join(map(str, seeds))}, no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits): the same
-command gives the same digest on the same package versions and kind of CPU.
+{", ".join(map(str, seeds))}, no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits):
+the same command gives the same digest on the same package versions and kind of CPU.
 
 Made by `python -m benchmarks.learning --write`; a single run of it is `lockstep train PRESET --seed SEED` and then
 `lockstep evaluate RUN --episodes {EPISODES}`.

@@ -59,6 +59,7 @@ def main() -> None:
 def report(rounds: dict[str, list[float]], starts: list[float]) -> str:
     best = {name: max(values) for name, values in rounds.items()}
     every = {name: ", ".join(f"{value:,.0f}" for value in values) for name, values in rounds.items()}
+    ratio, share = best["lockstep"] / best["sb3"], best["lockstep"] / best["raw"]
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "gymnasium", "mujoco"))
     return f"""# Speed, side by side
 
@@ -69,8 +70,8 @@ Contenders took turns in one run; steps/s of every round, the best one counts.
 | contender | steps/s, every round | best | against ours |
 |---|---|---|---|
 | lockstep (2 lanes, normalisers on) | {every["lockstep"]} | **{best["lockstep"]:,.0f}** | 1 |
-| Stable-Baselines3 (DummyVecEnv, one thread) | {every["sb3"]} | {best["sb3"]:,.0f} | ours is **{best["lockstep"] / best["sb3"]:.1f} x** |
-| the environments alone, no learning | {every["raw"]} | {best["raw"]:,.0f} | ours is **{best["lockstep"] / best["raw"]:.0%}** of it |
+| Stable-Baselines3 (DummyVecEnv, one thread) | {every["sb3"]} | {best["sb3"]:,.0f} | ours is **{ratio:.1f} x** |
+| the environments alone, no learning | {every["raw"]} | {best["raw"]:,.0f} | ours is **{share:.0%}** of it |
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.

@@ -48,8 +48,11 @@ def create(logdir: Path, name: str, config: Config) -> Path:
             f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
         )
     try:
-        path.mkdir(parents=True)
-        write_config(path, config)
+        side = path.with_name(f".{path.name}.{os.getpid()}")  # so that a run is never without its configuration
+        side.mkdir(parents=True)
+        write_config(side, config)
+        side.rename(path)
+        sync_directory(path.parent)
     except OSError as error:
         raise FileFault(f"'{path}' can't be created: {error.strerror or error}.") from error
     return path

@@ -19,25 +19,35 @@ class Progress:
     updates: int = 0
     steps: int = 0
     episodes: int = 0
-    seconds: float = 0.0  # of training, over all the times it was resumed
+    seconds: float = 0.0  # since the run began, over all the times it was resumed
     recent: tuple[tuple[float, int], ...] = ()  # return and length of the newest episodes
     best: float | None = None  # the best evaluation so far
 
     def after(self, steps: int, episodes: list[Episode], seconds: float) -> Progress:
-        """One update later."""
+        """One update later, `seconds` after the run began."""
         recent = (*self.recent, *((episode.total, episode.steps) for episode in episodes))
         return dataclasses.replace(
             self,
             updates=self.updates + 1,
             steps=self.steps + steps,
             episodes=self.episodes + len(episodes),
-            seconds=self.seconds + seconds,
+            seconds=seconds,
             recent=recent[-RECENT:],
         )
 
     def crossed(self, every: int, batch: int) -> bool:
         """Whether the newest update reached or passed a multiple of `every` steps; never for 0."""
         return every > 0 and self.steps // every > (self.steps - batch) // every
+
+    def evaluation_due(self, every: int, batch: int, budget: int) -> bool:
+        """After a multiple of `every` steps and at the end of the budget; never for 0."""
+        return every > 0 and (self.crossed(every, batch) or self.steps >= budget)
+
+    def scored(self, score: float | None) -> tuple[Progress, bool]:
+        """With an evaluation, if there was one; whether it is the best so far."""
+        if score is None or (self.best is not None and score <= self.best):
+            return self, False
+        return dataclasses.replace(self, best=score), True
 
     @property
     def returns(self) -> tuple[float, float, float]:

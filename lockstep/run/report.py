@@ -16,6 +16,8 @@ from tensorboardX import SummaryWriter
 
 from lockstep import tree
 from lockstep.core import Learner, Trajectory
+from lockstep.errors import FileFault
+from lockstep.experiment import Experiment, algorithm_name
 from lockstep.run.directory import METRICS, write_file
 from lockstep.run.progress import Progress
 
@@ -108,29 +110,37 @@ def _tag(name: str) -> str:
 class Screen:
     """One live line on a terminal; a plain line now and then elsewhere."""
 
-    def __init__(self, budget: int, start: Progress, out: TextIO | None = None) -> None:
-        self._budget, self._start, self._out = budget, start, out or sys.stderr
+    def __init__(self, budget: int, out: TextIO | None = None) -> None:
+        self._budget, self._out = budget, out or sys.stderr
         self._live = self._out.isatty()
-        self._began = time.monotonic()
         self._shown = 0.0
+        self._first: tuple[float, int] | None = None  # when the first update was done, and the steps by then
 
     def show(self, progress: Progress, steps_per_second: float) -> None:
         now = time.monotonic()
+        self._first = self._first or (now, progress.steps)
         done = progress.steps >= self._budget
-        if now - self._shown < (0.2 if self._live else 10.0) and not done and self._shown:
+        if self._shown and not done and now - self._shown < (0.2 if self._live else 10.0):
             return
         self._shown = now
-        fresh = progress.steps - self._start.steps
-        left = (self._budget - progress.steps) * (now - self._began) / max(fresh, 1)
         text = (
             f"{progress.steps:>10,} / {self._budget:,} steps  {steps_per_second:>7,.0f} steps/s"
-            f"  return {progress.returns[0]:>9.2f}  {progress.episodes} episodes  ETA {_clock(max(left, 0))}"
+            f"  return {progress.returns[0]:>9.2f}  {progress.episodes} episodes  ETA {self._left(now, progress.steps)}"
         )
         self._out.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
         self._out.flush()
 
+    def _left(self, now: float, steps: int) -> str:
+        """Time to the end at the pace since the first update, which took longer: it compiled the program."""
+        assert self._first is not None
+        since, already = self._first
+        if steps == already:
+            return "-" if steps < self._budget else "0:00:00"
+        whole = int(max(self._budget - steps, 0) * (now - since) / (steps - already))
+        return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
     def say(self, message: str) -> None:
-        """A message of its own line."""
+        """A message on a line of its own."""
         self._out.write(f"\r\x1b[2K{message}\n" if self._live else f"{message}\n")
         self._out.flush()
 
@@ -140,6 +150,66 @@ class Screen:
             self._out.flush()
 
 
-def _clock(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+class Reporter:
+    """All of a run's observers, told once per update."""
+
+    def __init__(self, path: Path, experiment: Experiment, start: Progress) -> None:
+        self._path, self._experiment = path, experiment
+        self._screen = Screen(experiment.steps)
+        self._file = MetricsFile(path, start.updates)
+        self._events = Events(path, start.steps)
+        doing = f"resuming at {start.steps:,} steps" if start.steps else "training"
+        algorithm = algorithm_name(experiment.algo)
+        self.say(f"{doing}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {path}")
+
+    @staticmethod
+    def warn(message: str) -> None:
+        print(f"lockstep: {message}", file=sys.stderr)
+
+    def say(self, message: str) -> None:
+        self._screen.say(message)
+
+    def report(
+        self,
+        progress: Progress,
+        metrics: dict[str, float],
+        digest: str,
+        score: float | None,
+        learner: Learner,
+        trajectory: Trajectory,
+    ) -> None:
+        mean, std, length = progress.returns
+        rate = self._experiment.batch / (metrics["time_collect"] + metrics["time_update"])
+        row: Row = {
+            "update": progress.updates,
+            "steps": progress.steps,
+            "seconds": progress.seconds,
+            "steps_per_second": rate,
+            "episodes": progress.episodes,
+            "return_mean": mean,
+            "return_std": std,
+            "length_mean": length,
+            "eval_return": math.nan if score is None else score,
+            "digest": digest,
+            **metrics,
+        }
+        try:
+            self._file.write(row)
+            self._events.scalars(row)
+            if score is not None:
+                self._events.histograms(progress.steps, learner, trajectory, progress)
+        except OSError as error:
+            raise FileFault(
+                f"update {progress.updates} could not be reported in '{self._path}': {error.strerror or error}."
+                " The run's checkpoints are as they were; resume it when there is room."
+            ) from error
+        if score is not None:
+            self.say(f"{progress.steps:>10,} steps  evaluation {score:.2f}")
+        self._screen.show(progress, rate)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for observer in (self._screen, self._events, self._file):
+            observer.close()

@@ -18,10 +18,10 @@ from safetensors.numpy import save
 from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.collect import Collector, make_actor
-from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
+from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, algorithm_name, replace_experiment
+from lockstep.experiment import Config, Experiment, replace_experiment
 from lockstep.parallel.lanes import LocalLanes
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint
@@ -29,9 +29,8 @@ from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
 from lockstep.run.policy import TrainedPolicy, assemble, first_learner, learner_from
 from lockstep.run.progress import Progress
-from lockstep.run.report import Events, MetricsFile, Row, Screen
-
-SAVE_ATTEMPTS = 3  # checkpoints in a row that may fail before a run gives up
+from lockstep.run.report import Reporter
+from lockstep.run.saver import Saver
 
 
 class Run(NamedTuple):
@@ -60,7 +59,7 @@ def train(config: Config, logdir: str | Path, name: str) -> Run:
         envs = stack.enter_context(_envs(config.experiment))
         path = directory.create(Path(logdir), name, config)
         stack.enter_context(directory.locked(path))
-        return _run(path, config, envs, Start())
+        return _run(path, config, envs, Start(), machine.describe(config.experiment.env))
 
 
 def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> Run:
@@ -71,199 +70,100 @@ def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> 
         config = replace_experiment(config, steps=steps)
     with contextlib.ExitStack() as stack:
         stack.enter_context(directory.locked(path))
-        found, saved, messages = checkpoint.newest(path)
-        screen = Screen(0, Progress())
+        now = machine.describe(config.experiment.env)
+        start, messages = _start(path, now)
+        if steps is not None and start.progress.steps > steps:
+            raise UsageError(f"--steps {steps}: the run is at {start.progress.steps} steps already.")
+        if strict and not start.exact:
+            raise FileFault(f"--strict: {' '.join(messages)}")
         for message in messages:
-            screen.say(f"lockstep: {message}")
-        progress = Progress.from_json(saved.progress)
-        if steps is not None and progress.steps > steps:
-            raise UsageError(f"--steps {steps}: the run is at {progress.steps} steps already.")
-        changed = machine.differences(saved.machine, machine.describe(config.experiment.env))
-        if changed and strict:
-            raise FileFault(f"--strict: not the same machine as at the checkpoint: {', '.join(changed)}.")
-        if changed:
-            screen.say(f"lockstep: bits may differ from here on: {', '.join(changed)}.")
+            Reporter.warn(message)
         checkpoint.set_aside(path)
         if steps is not None:
             directory.write_config(path, config)
         envs = stack.enter_context(_envs(config.experiment))
-        return _run(path, config, envs, Start(progress, (found, saved), saved.exact and not changed))
+        return _run(path, config, envs, start, now)
+
+
+def _start(path: Path, now: dict[str, Any]) -> tuple[Start, list[str]]:
+    """The newest valid checkpoint, and what is to be said of it. A run killed before its first starts anew."""
+    if not checkpoint.listed(path):
+        return Start(), []
+    found, saved, messages = checkpoint.newest(path)
+    changed = machine.differences(saved.machine, now)
+    if changed:
+        messages.append(f"bits may differ from here on: {', '.join(changed)}.")
+    return Start(Progress.from_json(saved.progress), (found, saved), saved.exact and not changed), messages
 
 
 def _envs(experiment: Experiment) -> LocalEnvs:
     return LocalEnvs(experiment.env, experiment.seed, range(experiment.lanes * experiment.envs_per_lane))
 
 
-def _run(path: Path, config: Config, envs: LocalEnvs, start: Start) -> Run:
-    loop = Loop(path, config, envs.spec, start)
-    experiment = config.experiment
-    with loop.reporting(), Interrupt() as interrupt, _episode_saved(path):
-        collector = loop.collector(envs)
-        learner, progress = loop.first(collector)
-        digest = tree.digest(learner)
+def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any]) -> Run:
+    experiment, watch = config.experiment, config.watch
+    policy, algorithm = assemble(experiment, envs.spec)
+    actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
+    update = compiled_update(algorithm)
+    discount = experiment.algo.discount  # type: ignore[attr-defined]
+    collector = Collector(envs, actor, range(experiment.lanes), experiment.collect.steps, discount)
+    with Reporter(path, experiment, start.progress) as reporter, Interrupt() as interrupt, _episode_saved(path):
+        learner, exact = _first(algorithm, experiment, collector, start)
+        saver = Saver(path, watch, here, exact, reporter.say)
+        progress, digest = start.progress, tree.digest(learner)
+        if start.saved is None:
+            saver.save(progress, learner, collector)
         gc.collect()
         gc.freeze()  # what is there by now stays: no need to look through all of JAX for garbage at every turn
+        began = time.perf_counter()
         while progress.steps < experiment.steps and interrupt.number is None:
-            began = time.perf_counter()
+            started = time.perf_counter()
             trajectory, episodes = collector.collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
             collected = time.perf_counter()
-            learner, metrics = loop.learn(learner, trajectory, words(experiment.seed, Purpose.LEARN, progress.updates))
+            key_data = words(experiment.seed, Purpose.LEARN, progress.updates)
+            learner, metrics = _learn(update, learner, trajectory, key_data, path)
             updated = time.perf_counter()
             digest = tree.digest(learner)
-            progress = progress.after(experiment.batch, episodes, updated - began)
-            times = {"time_collect": collected - began, "time_communicate": 0.0, "time_update": updated - collected}
-            progress = loop.report(progress, learner, trajectory, metrics | times, digest)
-            loop.save_when_due(progress, learner, collector)
-        loop.save(progress, learner, collector, last=True)
+            seconds = start.progress.seconds + time.perf_counter() - began
+            progress = progress.after(experiment.batch, episodes, seconds)
+            score = None
+            if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
+                trained = TrainedPolicy(experiment, envs.spec, learner, actor)
+                score = evaluate(trained, watch.eval_episodes, experiment.seed).mean
+            metrics |= {
+                "time_collect": collected - started,
+                "time_communicate": 0.0,
+                "time_update": updated - collected,
+                "time_evaluate": time.perf_counter() - updated,
+            }
+            progress, is_best = progress.scored(score)
+            reporter.report(progress, metrics, digest, score, learner, trajectory)
+            saver.save_when_due(progress, learner, collector, experiment.batch, is_best)
+        saver.save(progress, learner, collector, last=True)
     if interrupt.number is not None and progress.steps < experiment.steps:
         raise Interrupted(interrupt.number)
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
-class Loop:
-    """What stays the same while a run goes on."""
-
-    def __init__(self, path: Path, config: Config, spec: Spec, start: Start) -> None:
-        self._path, self._config, self._start = path, config, start
-        experiment = config.experiment
-        self._policy, self._algorithm = assemble(experiment, spec)
-        self._spec = spec
-        self._actor = make_actor(self._policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
-        self._update = compiled_update(self._algorithm)
-        self._machine = machine.describe(experiment.env)
-        self._failed_saves = 0
-        self._saved_at = -1
-
-    @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        start = self._start.progress
-        self._file = MetricsFile(self._path, start.updates)
-        self._events = Events(self._path, start.steps)
-        experiment = self._config.experiment
-        self._screen = Screen(experiment.steps, start)
-        going = f"resuming at {start.steps:,} steps" if start.steps else "training"
-        algorithm = algorithm_name(experiment.algo)
-        self._screen.say(f"{going}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {self._path}")
-        try:
-            yield
-        finally:
-            for sink in (self._screen, self._events, self._file):
-                sink.close()
-
-    def collector(self, envs: LocalEnvs) -> Collector:
-        experiment = self._config.experiment
-        discount = experiment.algo.discount  # type: ignore[attr-defined]
-        return Collector(envs, self._actor, range(experiment.lanes), experiment.collect.steps, discount)
-
-    def first(self, collector: Collector) -> tuple[Learner, Progress]:
-        """The learner and the environments as the run starts: new, or as the checkpoint has them."""
-        if self._start.saved is None:
-            collector.start()
-            learner = first_learner(self._algorithm, self._config.experiment.seed)
-            self.save(self._start.progress, learner, collector)
-            return learner, self._start.progress
-        path, saved = self._start.saved
-        strangers = collector.restore(saved.episodes)
-        if strangers:
-            self._start = self._start._replace(exact=False)
-            self._screen.say(
-                f"lockstep: environment {strangers[0]} did not repeat itself when its running episode was replayed:"
-                " it is not a function of its seed and actions. The run goes on, but not with the bits of one that"
-                " was never stopped."
-            )
-        return learner_from(saved.learner, self._algorithm, path), self._start.progress
-
-    def learn(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
-        """One update; refused, with the data kept, where it leads to something that is not a number."""
-        new, metrics = self._update(learner, trajectory, key_data)
-        broken = [name for name, leaf in tree.paths(new).items() if not np.isfinite(np.asarray(leaf)).all()]
-        if broken:
-            folder = self._path / "diverged"
-            folder.mkdir(exist_ok=True)
-            arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(trajectory).items()}
-            directory.write_file(folder / "trajectory.safetensors", save(arrays))
-            raise NumericFault(
-                f"update {int(learner.updates) + 1} made '{broken[0]}' infinite or not a number, and was not applied."
-                f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
-            )
-        return new, {name: float(value) for name, value in metrics.items()}
-
-    def report(
-        self, progress: Progress, learner: Learner, trajectory: Trajectory, metrics: dict[str, float], digest: str
-    ) -> Progress:
-        """Evaluate if it is time, then tell everybody."""
-        watch, experiment = self._config.watch, self._config.experiment
-        due = progress.crossed(watch.eval_every, experiment.batch)
-        began = time.perf_counter()
-        score = None
-        if due or (watch.eval_every and progress.steps >= experiment.steps):
-            policy = TrainedPolicy(experiment, self._spec, learner, self._actor)
-            score = evaluate(policy, watch.eval_episodes, experiment.seed).mean
-            self._screen.say(f"{progress.steps:>10,} steps  evaluation {score:.2f} over {watch.eval_episodes} episodes")
-        evaluated = time.perf_counter() - began
-        rate = experiment.batch / (metrics["time_collect"] + metrics["time_update"])
-        mean, std, length = progress.returns
-        row: Row = {
-            "update": progress.updates,
-            "steps": progress.steps,
-            "seconds": progress.seconds,
-            "steps_per_second": rate,
-            "episodes": progress.episodes,
-            "return_mean": mean,
-            "return_std": std,
-            "length_mean": length,
-            "eval_return": float("nan") if score is None else score,
-            "time_evaluate": evaluated,
-            "digest": digest,
-            **metrics,
-        }
-        try:
-            self._file.write(row)
-            self._events.scalars(row)
-            if score is not None:
-                self._events.histograms(progress.steps, learner, trajectory, progress)
-        except OSError as error:
-            raise FileFault(
-                f"update {progress.updates} could not be reported in '{self._path}': {error.strerror or error}."
-                " The run's checkpoints are as they were; resume it when there is room."
-            ) from error
-        self._screen.show(progress, rate)
-        return self._with_best(progress, score)
-
-    def _with_best(self, progress: Progress, score: float | None) -> Progress:
-        if score is None or (progress.best is not None and score <= progress.best):
-            return progress
-        self._best_at = progress.steps
-        return dataclasses.replace(progress, best=score)
-
-    _best_at = -1
-
-    def save_when_due(self, progress: Progress, learner: Learner, collector: Collector) -> None:
-        best = self._best_at == progress.steps
-        if best or progress.crossed(self._config.watch.checkpoint_every, self._config.experiment.batch):
-            self.save(progress, learner, collector)
-        if best and progress.best is not None and self._saved_at == progress.steps:
-            checkpoint.mark_best(self._path, progress.steps, progress.best)
-
-    def save(self, progress: Progress, learner: Learner, collector: Collector, last: bool = False) -> None:
-        """Write a checkpoint. A full disk is survived: the next attempt may do better, the last one must."""
-        if self._saved_at == progress.steps:
-            return
-        arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
-        state = Checkpoint(arrays, collector.open_episodes(), progress.to_json(), self._machine, self._start.exact)
-        try:
-            checkpoint.write(self._path, state, self._config.watch.keep)
-        except OSError as error:
-            self._failed_saves += 1
-            message = f"the checkpoint at {progress.steps} steps could not be written: {error.strerror or error}."
-            if last or self._failed_saves >= SAVE_ATTEMPTS or progress.steps == 0:
-                raise FileFault(f"{message} The checkpoints before it are as they were.") from error
-            self._screen.say(f"lockstep: {message} Training goes on; it is tried again.")
-            return
-        self._failed_saves, self._saved_at = 0, progress.steps
+def _first(algorithm: Algorithm, experiment: Experiment, collector: Collector, start: Start) -> tuple[Learner, bool]:
+    """The learner as the run starts, with the environments brought there too; whether bits are still promised."""
+    if start.saved is None:
+        collector.start()
+        return first_learner(algorithm, experiment.seed), start.exact
+    path, saved = start.saved
+    strangers = collector.restore(saved.episodes)
+    if strangers:
+        Reporter.warn(
+            f"environment {strangers[0]} did not repeat itself when its running episode was replayed: it is not a"
+            " function of its seed and actions. The run goes on, but not with the bits of one that was never stopped."
+        )
+    return learner_from(saved.learner, algorithm, path), start.exact and not strangers
 
 
-def compiled_update(algorithm: Algorithm) -> Callable[[Learner, Trajectory, Any], tuple[Learner, Metrics]]:
+Update = Callable[[Learner, Trajectory, Any], tuple[Learner, Metrics]]
+
+
+def compiled_update(algorithm: Algorithm) -> Update:
     """One update of all lanes in one compiled call."""
 
     def update(learner: Learner, trajectory: Trajectory, key_data: Any) -> tuple[Learner, Metrics]:
@@ -271,6 +171,24 @@ def compiled_update(algorithm: Algorithm) -> Callable[[Learner, Trajectory, Any]
         return algorithm.update(learner, LocalLanes(trajectory), key)
 
     return jax.jit(update)
+
+
+def _learn(
+    update: Update, learner: Learner, trajectory: Trajectory, key_data: np.ndarray, path: Path
+) -> tuple[Learner, dict[str, float]]:
+    """One update; refused, with the data kept, where it leads to something that is not a number."""
+    new, metrics = update(learner, trajectory, key_data)
+    broken = [name for name, leaf in tree.paths(new).items() if not np.isfinite(np.asarray(leaf)).all()]
+    if broken:
+        folder = path / "diverged"
+        folder.mkdir(exist_ok=True)
+        arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(trajectory).items()}
+        directory.write_file(folder / "trajectory.safetensors", save(arrays))
+        raise NumericFault(
+            f"update {int(learner.updates) + 1} made '{broken[0]}' infinite or not a number, and was not applied."
+            f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
+        )
+    return new, {name: float(value) for name, value in metrics.items()}
 
 
 @contextlib.contextmanager
@@ -281,11 +199,7 @@ def _episode_saved(path: Path) -> Iterator[None]:
     except BrokenEpisode as broken:
         file = path / "faults" / f"env{broken.number}-seed{broken.seed}.json"
         file.parent.mkdir(exist_ok=True)
-        record = {
-            "env": dataclasses.asdict(broken.env),
-            "seed": broken.seed,
-            "actions": broken.actions.tolist(),
-        }
+        record = {"env": dataclasses.asdict(broken.env), "seed": broken.seed, "actions": broken.actions.tolist()}
         directory.write_file(file, json.dumps(record).encode())
         after = f", after action {broken.actions[-1]}" if len(broken.actions) else ""
         raise EnvironmentFault(

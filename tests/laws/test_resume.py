@@ -98,10 +98,13 @@ def test_no_valid_checkpoint_is_a_file_fault(tmp_path: Path) -> None:
     failed = run("resume", str(path))
     assert failed.returncode == 5
     assert "no valid checkpoint is left" in failed.stderr
-    shutil.rmtree(path / "checkpoints")
-    failed = run("resume", str(path))
-    assert failed.returncode == 5
-    assert "there is no checkpoint" in failed.stderr
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    shutil.rmtree(done.path / "checkpoints")
+    assert resume(done.path).digest == done.digest
+    assert rows(done.path) == 2
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""When checkpoints are written, and what happens when they can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep import tree
+from lockstep.collect import Collector
+from lockstep.core import Learner
+from lockstep.errors import FileFault
+from lockstep.experiment import Watch
+from lockstep.run import checkpoint
+from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.progress import Progress
+
+ATTEMPTS = 3  # checkpoints in a row that may fail before a run gives up
+
+
+class Saver:
+    """Writes a run's checkpoints. `exact`: whether the promise of equal bits holds."""
+
+    def __init__(
+        self, path: Path, watch: Watch, machine: dict[str, Any], exact: bool, say: Callable[[str], None]
+    ) -> None:
+        self._path, self._watch, self._machine, self._exact, self._say = path, watch, machine, exact, say
+        self._failures = 0
+        self._saved_at: int | None = None
+
+    def save_when_due(
+        self, progress: Progress, learner: Learner, collector: Collector, batch: int, is_best: bool
+    ) -> None:
+        if is_best or progress.crossed(self._watch.checkpoint_every, batch):
+            self.save(progress, learner, collector)
+        if is_best and progress.best is not None and self._saved_at == progress.steps:
+            checkpoint.mark_best(self._path, progress.steps, progress.best)
+
+    def save(self, progress: Progress, learner: Learner, collector: Collector, last: bool = False) -> None:
+        """Write a checkpoint. A full disk is survived: the next attempt may do better, the last one must."""
+        if self._saved_at == progress.steps:
+            return
+        arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
+        state = Checkpoint(arrays, collector.open_episodes(), progress.to_json(), self._machine, self._exact)
+        try:
+            checkpoint.write(self._path, state, self._watch.keep)
+        except OSError as error:
+            self._failures += 1
+            message = f"the checkpoint at {progress.steps} steps could not be written: {error.strerror or error}."
+            if last or self._failures >= ATTEMPTS or progress.steps == 0:
+                raise FileFault(f"{message} The checkpoints before it are as they were.") from error
+            self._say(f"lockstep: {message} Training goes on; it is tried again.")
+            return
+        self._failures, self._saved_at = 0, progress.steps
