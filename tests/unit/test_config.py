@@ -93,7 +93,7 @@ def test_a_problem_names_the_setting_what_it_takes_and_what_came(data: dict[str,
 
 
 def test_not_a_number_is_no_number() -> None:
-    with pytest.raises(UsageError, match="'shift' must be .* not nan"):
+    with pytest.raises(UsageError, match=r"'shift' must be .* not nan"):
         build({"shift": math.nan})
 
 
@@ -172,7 +172,6 @@ def test_tables_are_laid_over_each_other_and_stay_as_they_were() -> None:
     ("allowed", "inside", "outside", "text"),
     [
         (Range(0, 1), (0, 1, 0.5), (-1e-9, 1.001, math.nan), "between 0 and 1"),
-        (Range(0, 1, above=True), (1, 1e-300), (0, -1, 2), "above 0 and at most 1"),
         (Range(low=0, above=True), (1e-300, 1e300), (0, -0.0, -1), "above 0"),
         (Range(low=2), (2, 3), (1.9,), "at least 2"),
     ],

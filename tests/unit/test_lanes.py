@@ -12,10 +12,10 @@ from lockstep.networks import mlp_apply, mlp_init
 from lockstep.parallel.lanes import LocalLanes
 
 RNG = np.random.default_rng(0)
-PARAMS = mlp_init(jax.random.key(0), (11, 64, 64, 3), 1.0)
+PARAMS = mlp_init(jax.random.key(0), (17, 8, 8, 1), 1.0)  # small: here a batch over lanes does give other bits
 DATA = {
-    "x": RNG.normal(size=(4, 50, 11)).astype(np.float32),
-    "y": RNG.normal(size=(4, 50, 3)).astype(np.float32),
+    "x": RNG.normal(size=(4, 32, 17)).astype(np.float32),
+    "y": RNG.normal(size=(4, 32, 1)).astype(np.float32),
 }
 
 
@@ -106,3 +106,26 @@ def test_one_program_serves_all_lanes() -> None:
         return len(seen)
 
     assert traces(1) == traces(2) == traces(7)
+
+
+def program(count: int) -> Any:
+    return jax.make_jaxpr(averaged.__wrapped__)(PARAMS, held((0,) * count))
+
+
+def test_a_single_lane_runs_the_loop_of_two() -> None:
+    one, two = (next(e for e in program(n).eqns if e.primitive.name == "while") for n in (1, 2))
+    assert str(one.params["body_jaxpr"]) == str(two.params["body_jaxpr"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_compiler_does_not_see_how_many_trips_the_loop_makes(count: int) -> None:
+    compiled = jax.jit(lambda x: LocalLanes(x).map(jnp.sin).all()).lower(np.ones((count, 3))).compile()
+    assert compiled.as_text().count(" while(") == 1
+    assert "known_trip_count" not in compiled.as_text()
+
+
+def test_the_mean_is_fenced_from_what_precedes_and_what_follows() -> None:
+    names = [equation.primitive.name for equation in program(4).eqns]
+    after = names[names.index("while") + 1 :]
+    fences = [i for i, name in enumerate(after) if name == "optimization_barrier"]
+    assert fences[0] < after.index("add") < after.index("div") < fences[-1]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +50,7 @@ NUMPY = {
 def test_an_mlp_is_affine_maps_with_activations_between(activation: str) -> None:
     rng = np.random.default_rng(0)
     sizes = (3, 5, 4, 2)
-    layers = [(rng.normal(size=(n, m)), rng.normal(size=m)) for n, m in zip(sizes, sizes[1:], strict=False)]
+    layers = [(rng.normal(size=(n, m)), rng.normal(size=m)) for n, m in itertools.pairwise(sizes)]
     params = {f"layer{i}": {"kernel": jnp.asarray(w), "bias": jnp.asarray(b)} for i, (w, b) in enumerate(layers)}
     x = rng.normal(size=(2, 6, 3))
     (w0, b0), (w1, b1), (w2, b2) = layers

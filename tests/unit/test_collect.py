@@ -1,0 +1,93 @@
+"""The collector's records: what a trajectory says is what the environments did."""
+
+from __future__ import annotations
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from lockstep.address import Purpose, integer, words
+from lockstep.algorithms.actor_critic import Normalize, Setup
+from lockstep.algorithms.ppo import PPO, ppo
+from lockstep.collect import Collector, Episode, make_actor
+from lockstep.core import Trajectory
+from lockstep.envs.local import LocalEnvs
+from lockstep.envs.make import Env, one_command
+from lockstep.networks import MLP, mlp_policy
+
+LANES, E, T, SEED = 2, 2, 70, 5
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", "Pendulum-v1"])
+def collected(request: pytest.FixtureRequest) -> tuple[str, list[Trajectory], list[list[Episode]]]:
+    with LocalEnvs(Env(request.param), SEED, range(LANES * E)) as envs:
+        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
+        setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, T * E)
+        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
+        collector = Collector(envs, make_actor(policy, Normalize(), T, E), range(LANES), T, 0.9)
+        collector.start()
+        parts = [collector.collect(learner, words(SEED, Purpose.ACT, update)) for update in range(4)]
+    return request.param, [part[0] for part in parts], [part[1] for part in parts]
+
+
+def test_every_step_is_repeated_by_a_plain_gymnasium_loop(
+    collected: tuple[str, list[Trajectory], list[list[Episode]]],
+) -> None:
+    env_id, parts, finished = collected
+    episodes: list[tuple[int, int, int, float]] = []
+    for number in range(LANES * E):
+        lane, e = divmod(number, E)
+        env = gymnasium.make(env_id)
+        spec = LocalEnvs(Env(env_id), SEED, [0]).spec
+        episode, length, total, discounted = 0, 0, 0.0, 0.0
+        observation, _ = env.reset(seed=integer(SEED, Purpose.RESET, number, episode))
+        for update, part in enumerate(parts):
+            for t in range(T):
+                at = (lane, t, e)
+                np.testing.assert_array_equal(part.observation[at], np.asarray(observation, np.float32))
+                command = one_command(spec.action, "rescale", part.action[at])
+                observation, reward, terminated, truncated, _ = env.step(command)
+                np.testing.assert_array_equal(part.next_observation[at], np.asarray(observation, np.float32))
+                assert part.reward[at] == np.float32(reward)
+                assert (part.terminated[at], part.truncated[at]) == (terminated, truncated)
+                discounted = 0.9 * discounted + float(reward)
+                total += float(reward)
+                length += 1
+                assert part.discounted_return[at] == pytest.approx(discounted, rel=1e-12)
+                if terminated or truncated:
+                    episodes.append((update, number, length, total))
+                    episode, length, total, discounted = episode + 1, 0, 0.0, 0.0
+                    observation, _ = env.reset(seed=integer(SEED, Purpose.RESET, number, episode))
+    told = sorted((update, e.env, e.steps, round(e.total, 6)) for update, part in enumerate(finished) for e in part)
+    assert told == sorted((update, number, length, round(total, 6)) for update, number, length, total in episodes)
+    assert told, "some episodes ended"
+
+
+def test_lanes_draw_different_noise(collected: tuple[str, list[Trajectory], list[list[Episode]]]) -> None:
+    _, parts, _ = collected
+    actions = np.concatenate([part.action.reshape(LANES, T, E, -1) for part in parts], axis=1)
+    streams = {actions[lane, :, e].tobytes() for lane in range(LANES) for e in range(E)}
+    assert len(streams) == LANES * E
+
+
+def test_running_episodes_survive_a_round_trip() -> None:
+    def collector(envs: LocalEnvs) -> Collector:
+        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
+        return Collector(envs, make_actor(policy, Normalize(), T, E), range(LANES), T, 0.9)
+
+    with LocalEnvs(Env("CartPole-v1"), SEED, range(4)) as one, LocalEnvs(Env("CartPole-v1"), SEED, range(4)) as other:
+        policy = mlp_policy(MLP(hidden=(8,)), one.spec)
+        setup = Setup(policy, one.spec, Normalize(), 10_000, LANES, T * E)
+        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
+        first, second = collector(one), collector(other)
+        first.start()
+        first.collect(learner, words(SEED, Purpose.ACT, 0))
+        assert second.restore(first.open_episodes()) == []
+        expected, episodes = first.collect(learner, words(SEED, Purpose.ACT, 1))
+        found, same_episodes = second.collect(learner, words(SEED, Purpose.ACT, 1))
+        for one_leaf, other_leaf in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+            np.testing.assert_array_equal(one_leaf, other_leaf)
+        assert episodes == same_episodes
+        record, again = first.open_episodes(), second.open_episodes()
+        assert all(record[name].tobytes() == again[name].tobytes() for name in record)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.run import report
+from lockstep.run.progress import Progress
+from lockstep.run.report import Events, MetricsFile, Screen, read_metrics
+
+
+def row(update: int) -> dict[str, float | int | str]:
+    return {"digest": "ab,c", "kl": update / 3, "zeta": 1.0, "alpha": 2, "update": update, "return_mean": math.nan}
+
+
+def write_rows(run: Path, updates: range, resumed_at: int = 0) -> None:
+    metrics = MetricsFile(run, resumed_at)
+    for update in updates:
+        metrics.write(row(update))
+    metrics.close()
+
+
+def updates(run: Path) -> list[int]:
+    return [int(line["update"]) for line in read_metrics(run)]
+
+
+def test_a_row_is_written_at_once_with_nine_digits_and_no_nan(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path, 0)
+    metrics.write(row(1))
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        header, values = csv.reader(file)
+    metrics.close()
+    assert header == [*report.FIRST, "kl", "alpha", "zeta", *report.LAST]
+    line = dict(zip(header, values, strict=True))
+    assert (line["update"], line["kl"], line["alpha"], line["zeta"]) == ("1", "0.333333333", "2", "1")
+    assert (line["digest"], line["return_mean"], line["eval_return"]) == ("ab,c", "", "")
+
+
+def test_on_resume_rows_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 8))
+    whole = (tmp_path / "metrics.csv").read_bytes()
+    write_rows(tmp_path, range(0), resumed_at=4)
+    assert updates(tmp_path) == [1, 2, 3, 4]
+    assert whole.startswith((tmp_path / "metrics.csv").read_bytes())
+    write_rows(tmp_path, range(5, 8), resumed_at=4)
+    assert (tmp_path / "metrics.csv").read_bytes() == whole
+
+
+def test_an_incomplete_last_line_is_dropped_wherever_it_was_cut(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 3))
+    file = tmp_path / "metrics.csv"
+    whole = file.read_bytes()
+    ends = [i for i in range(len(whole)) if whole[i : i + 1] == b"\n"]
+    for cut in range(len(whole)):
+        file.write_bytes(whole[:cut])
+        complete = sum(end < cut for end in ends)
+        if whole[cut - 1 : cut] == b"\r":
+            continue  # the row itself is complete
+        write_rows(tmp_path, range(0), resumed_at=9)
+        assert updates(tmp_path) == list(range(1, max(complete, 1)))
+        write_rows(tmp_path, range(max(complete, 1), 3), resumed_at=9)
+        assert file.read_bytes() == whole
+
+
+def test_a_resume_at_the_start_begins_anew(tmp_path: Path) -> None:
+    write_rows(tmp_path, range(1, 4))
+    write_rows(tmp_path, range(1, 2), resumed_at=0)
+    assert updates(tmp_path) == [1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_screen_counts_down_from_the_pace_since_the_first_update(clock: list[float]) -> None:
+    out = io.StringIO()
+    screen = Screen(10_000, out)
+    clock[0] += 77  # the first update compiles
+    screen.show(Progress(steps=4_000), 1.0)
+    clock[0] += 3_725
+    screen.show(Progress(steps=5_000, episodes=3, recent=((1.5, 7), (2.5, 7))), 123.4)
+    clock[0] += 100
+    screen.show(Progress(steps=10_000), 123.4)
+    first, second, last = (" ".join(line.split()) for line in out.getvalue().splitlines())
+    assert first.endswith("ETA -")
+    assert second == "5,000 / 10,000 steps 123 steps/s return 2.00 3 episodes ETA 5:10:25"
+    assert last.endswith("ETA 0:00:00")
+
+
+@pytest.mark.parametrize(("out", "pause"), [(io.StringIO(), 10.0), (Terminal(), 0.2)])
+def test_the_screen_shows_a_line_now_and_then_and_always_the_last(
+    clock: list[float], out: io.StringIO, pause: float
+) -> None:
+    screen = Screen(100, out)
+    shown = []
+    for steps, passed in ((10, 0), (20, 0.9 * pause), (30, 0.2 * pause), (40, 0.01), (100, 0.01)):
+        clock[0] += passed
+        before = len(out.getvalue())
+        screen.show(Progress(steps=steps), 1.0)
+        if len(out.getvalue()) > before:
+            shown.append(steps)
+    assert shown == [10, 30, 100]
+    screen.say("stopped")
+    screen.close()
+    assert "stopped\n" in out.getvalue()
+    assert out.getvalue().endswith("\n")
+    assert ("\x1b" in out.getvalue()) == out.isatty()
+
+
+def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = []
+    monkeypatch.setattr(report.SummaryWriter, "add_scalar", lambda self, *point: points.append(point))
+    events = Events(tmp_path, 0)
+    numbers = {"kl": 0.5, "return_mean": 2.0, "eval_return": math.nan, "time_update": 1.5, "episodes": 3}
+    events.scalars({"update": 4, "steps": 40, "digest": "ab", "seconds": np.float64(2), **numbers})
+    events.close()
+    assert sorted(points) == [
+        ("episode/episodes", 3, 40),
+        ("episode/return_mean", 2.0, 40),
+        ("learn/kl", 0.5, 40),
+        ("time/seconds", 2.0, 40),
+        ("time/update", 1.5, 40),
+    ]
