@@ -84,8 +84,8 @@ def _table(cls: type, data: dict[str, Any], prefix: str, problems: list[str], ch
     for name, value in data.items():
         if name not in hints:
             path = f"{prefix}{name}"
-            known = [f"{prefix}{key}" for key in keys(cls, choose, data)]
-            hint = nearest(path, known) or f" It takes {', '.join(known)}."
+            known = keys(cls, choose, data)
+            hint = nearest(name, known, prefix) or f" It takes {', '.join(prefix + key for key in known)}."
             problems.append(f"unknown setting '{path}'.{hint}")
             continue
         values[name] = _value(hints[name], value, f"{prefix}{name}", problems, choose)
@@ -125,7 +125,7 @@ def _scalar(hint: Any, value: Any, path: str, problems: list[str], allowed: Rang
         value = int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    wrong = isinstance(value, bool) and hint is not bool
+    wrong = (isinstance(value, bool) and hint is not bool) or (value != value and allowed is None)
     if wrong or not isinstance(value, hint):
         names: dict[Any, str] = {
             int: "a whole number",

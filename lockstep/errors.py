@@ -42,8 +42,8 @@ class InUse(LockstepError):
     status = 7
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean ...?' with the names most like `name`, or nothing."""
+def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """' Did you mean ...?' with the names most like `name`, each after `prefix`; or nothing."""
     lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.6)
-    return f" Did you mean {' or '.join(repr(lower[match]) for match in close)}?" if close else ""
+    return f" Did you mean {' or '.join(repr(prefix + lower[match]) for match in close)}?" if close else ""

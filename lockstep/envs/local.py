@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class LocalEnvs:
         chosen = self._fit(actions)
         taken = chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
         shape, rows = self.spec.observation.shape, out.next_observation
-        rewards: list[Any] = []
+        rewards: list[float] = []
         terminations: list[bool] = []
         truncations: list[bool] = []
         i = 0
@@ -84,7 +84,7 @@ class LocalEnvs:
                     rows[i] = observation
                 else:
                     write_observation(self.spec.observation, rows[i], observation)
-                rewards.append(reward)
+                rewards.append(float(reward))
                 terminations.append(terminated)
                 truncations.append(truncated)
             out.reward[:] = rewards

@@ -36,7 +36,7 @@ def check_id(env_id: str, more: Sequence[str] = ()) -> None:
         if colon:
             importlib.import_module(module)
         gymnasium.spec(name)
-    except ImportError as cause:
+    except (ImportError, ValueError, TypeError) as cause:
         raise UsageError(f"'{env_id}': the module '{module}' can't be imported: {cause}.") from cause
     except error.Error as cause:
         hint = nearest(env_id, [*gymnasium.registry, *more]) or f" {cause}."
@@ -58,6 +58,8 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
         raise UsageError(f"'{env.id}' needs a package that is not installed: {cause}") from cause
     except TypeError as cause:
         raise UsageError(f"'{env.id}' does not take env.kwargs {env.kwargs}: {cause}") from cause
+    except (error.Error, OSError, ValueError, KeyError, AssertionError) as cause:
+        raise UsageError(f"'{env.id}' can't be made with env.kwargs {env.kwargs}: {cause}") from cause
 
 
 class TimeLimited:
@@ -118,18 +120,22 @@ def commands(action: Box | Discrete, fit: str) -> Callable[[np.ndarray], np.ndar
     if isinstance(action, Discrete):
         return lambda chosen: chosen.astype(action.dtype) + action.start
     low, high = action.low, action.high
-    bounded = fit == "rescale" and bool(np.isfinite(low).all() and np.isfinite(high).all())
-    middle, half = (high + low) / 2, (high - low) / 2
-
-    def rescaled(chosen: np.ndarray) -> np.ndarray:
-        inside = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), -1), 1)
-        return clipped(middle + half * inside)
 
     def clipped(chosen: np.ndarray) -> np.ndarray:
         inside: np.ndarray = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), low), high)
         return inside.astype(action.dtype, copy=False)
 
-    return rescaled if bounded else clipped
+    if fit == "clip" or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        return clipped
+    real = np.result_type(low, np.float32)  # an integer box is halved as real numbers
+    upper, lower = high.astype(real) / 2, low.astype(real) / 2
+    middle, half = upper + lower, upper - lower
+
+    def rescaled(chosen: np.ndarray) -> np.ndarray:
+        inside = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), -1), 1)
+        return clipped(middle + half * inside)
+
+    return rescaled
 
 
 def one_command(action: Box | Discrete, fit: str, chosen: Any) -> Any:

@@ -1,7 +1,7 @@
 """Checkpoints are data, never code: safetensors and JSON, written to the side, synced and renamed.
 
-A checkpoint is a directory `checkpoints/step_000000020480` with `manifest.json` (progress, versions, and the
-size and SHA-256 of the other files), `learner.safetensors` and `episodes.safetensors`.
+A checkpoint is a directory `checkpoints/step_000000020480` with `learner.safetensors`, `episodes.safetensors`,
+`manifest.json` (progress, versions, and the size and SHA-256 of those two), and `manifest.sha256` (its own).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lockstep.errors import FileFault
 from lockstep.run.directory import sync_directory, write_file
 
 FORMAT = 1
-FOLDER, MANIFEST, BEST = "checkpoints", "manifest.json", "best.json"
+FOLDER, MANIFEST, SEAL, BEST = "checkpoints", "manifest.json", "manifest.sha256", "best.json"
 MAX_MANIFEST, MAX_ARRAYS = 1 << 20, 4 << 30  # bytes; more than this is no checkpoint of ours
 
 Arrays = dict[str, np.ndarray]
@@ -48,11 +48,14 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / name_of(checkpoint.progress["steps"])
+    if _is_valid(path):
+        return path
     side = folder / f".tmp.{path.name}.{os.getpid()}"
     shutil.rmtree(side, ignore_errors=True)
     try:
         side.mkdir()
-        files = {"learner.safetensors": save(checkpoint.learner), "episodes.safetensors": save(checkpoint.episodes)}
+        groups = {"learner.safetensors": checkpoint.learner, "episodes.safetensors": checkpoint.episodes}
+        files = {name: save(_in_order(arrays)) for name, arrays in groups.items()}
         for name, content in files.items():
             write_file(side / name, content)
         manifest = {
@@ -62,7 +65,9 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
             "exact": checkpoint.exact,
             "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in files.items()},
         }
-        write_file(side / MANIFEST, json.dumps(manifest, indent=1).encode())
+        content = json.dumps(manifest, indent=1).encode()
+        write_file(side / MANIFEST, content)
+        write_file(side / SEAL, hashlib.sha256(content).hexdigest().encode())
         if path.exists():
             remove(path)
         side.rename(path)
@@ -72,6 +77,19 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
         raise
     _retain(run, keep)
     return path
+
+
+def _in_order(arrays: Arrays) -> Arrays:
+    """Safetensors writes memory as it lies: make it lie in C order."""
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        read(path)
+    except Damaged:
+        return False
+    return True
 
 
 def read(path: Path) -> Checkpoint:
@@ -102,7 +120,10 @@ def _manifest(path: Path) -> dict[str, Any]:
     file = path / MANIFEST
     if file.stat().st_size > MAX_MANIFEST:
         raise Damaged(f"checkpoint '{path}' is damaged: its manifest is too long.")
-    manifest = json.loads(file.read_bytes())
+    content = file.read_bytes()
+    if hashlib.sha256(content).hexdigest().encode() != (path / SEAL).read_bytes():
+        raise Damaged(f"checkpoint '{path}' is damaged: {MANIFEST} was changed after it was written.")
+    manifest = json.loads(content)
     if int(manifest["format"]) > FORMAT:
         raise FileFault(f"checkpoint '{path}' was written by a newer lockstep (format {manifest['format']}).")
     return dict(manifest)
@@ -131,13 +152,14 @@ def newest(run: Path) -> tuple[Path, Checkpoint, list[str]]:
 def set_aside(run: Path) -> None:
     """Rename damaged checkpoints to *.corrupt and remove what unfinished writes left. For the run's owner."""
     for path in listed(run):
-        try:
-            read(path)
-        except Damaged:
+        if not _is_valid(path):
             remove_if_there(path.with_suffix(".corrupt"))
             path.rename(path.with_suffix(".corrupt"))
     for leftover in (run / FOLDER).glob(".*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink()
 
 
 def remove(path: Path) -> None:

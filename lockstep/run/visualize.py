@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import imageio.v2 as imageio
 import numpy as np
 
 from lockstep.address import Purpose, integer
-from lockstep.envs.make import make
+from lockstep.envs.make import Env, make
 from lockstep.errors import FileFault, UsageError
 from lockstep.run.policy import TrainedPolicy
 
@@ -62,7 +63,7 @@ def _drawing(policy: TrainedPolicy) -> gymnasium.Env:
     """The environment with a renderer that was seen to work."""
     env = policy.experiment.env
     try:
-        environment = make(env, render_mode="rgb_array")
+        environment = make(_with_following_camera(env), render_mode="rgb_array")
         environment.reset(seed=0)
         frame = environment.render()
     except UsageError:
@@ -74,6 +75,18 @@ def _drawing(policy: TrainedPolicy) -> gymnasium.Env:
     if not isinstance(frame, np.ndarray):
         raise UsageError(f"'{env.id}' has no picture to show: it does not support render_mode 'rgb_array'.")
     return environment
+
+
+def _with_following_camera(env: Env) -> Env:
+    """MuJoCo models that move have a camera 'track', which Gymnasium leaves unused unless it is asked for."""
+    environment = make(env)
+    model: Any = getattr(environment.unwrapped, "model", None)
+    environment.close()
+    if type(model).__module__.startswith("mujoco") and not env.kwargs.keys() & {"camera_name", "camera_id"}:
+        names = {model.camera(i).name for i in range(model.ncam)}
+        if "track" in names:
+            return dataclasses.replace(env, kwargs={**env.kwargs, "camera_name": "track"})
+    return env
 
 
 def _episode(policy: TrainedPolicy, environment: gymnasium.Env, path: Path, seed: int) -> Video:
