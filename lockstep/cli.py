@@ -6,18 +6,26 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import __version__
 from lockstep.errors import LockstepError, UsageError, nearest
+from lockstep.parallel.launch import is_launched, join, launch, leave
+
+if TYPE_CHECKING:
+    from lockstep.parallel.comm import Comm
+    from lockstep.run.train import Run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = _parser().parse_args(arguments)
+        options.arguments = arguments
         return int(options.command(options) or 0)
     except LockstepError as error:
         print(f"lockstep: {error}", file=sys.stderr)
@@ -40,41 +48,62 @@ def _train(options: argparse.Namespace) -> int:
     from lockstep.run.train import train
 
     settings: dict[str, Any] = dict(config.parse(setting) for setting in options.set)
-    for name in ("steps", "seed", "lanes"):
-        if getattr(options, name) is not None:
-            settings[name] = getattr(options, name)
+    given = {"steps": options.steps, "seed": options.seed, "lanes": options.lanes}
+    given |= {"layout.nprocs": options.nprocs, "layout.mode": options.mode}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    if is_launched():
+        settings["layout.nprocs"] = join().size
     resolved = resolve(options.name_or_env, options.algo, settings)
     experiment = resolved.experiment
-    if (tuned := preset_for(options.name_or_env)) is not None:
-        print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
     label = Path(options.name_or_env).stem
     name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
-    return _finish(lambda: train(resolved, options.logdir, name), Path(options.logdir) / name)
+    if not is_launched():
+        directory.check_writable(Path(options.logdir))
+        if (tuned := preset_for(options.name_or_env)) is not None:
+            print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
+        if resolved.layout.nprocs > 1:
+            return launch(resolved.layout.nprocs, [*options.arguments, "--name", name])
+    return _finish(lambda comm: train(resolved, options.logdir, name, comm), Path(options.logdir) / name)
 
 
 def _resume(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
     start_jax()
+    from lockstep.experiment import Layout
     from lockstep.run.train import resume
 
-    return _finish(lambda: resume(options.run, options.steps, options.strict), options.run)
+    nprocs = join().size if is_launched() else options.nprocs
+    if nprocs > 1 and not is_launched():
+        return launch(nprocs, options.arguments)
+    layout = Layout(nprocs, options.mode)
+    return _finish(lambda comm: resume(options.run, options.steps, options.strict, layout, comm), options.run)
 
 
-def _finish(work: Any, path: Path) -> int:
-    """Train, and say how it ended. The last line is the digest."""
+def _finish(work: Callable[[Comm], Run], path: Path) -> int:
+    """Train, and say how it ended; the last line is the digest. Where there are several ranks, the root tells."""
     from lockstep.run.interrupt import Interrupted
 
+    comm = join()
     try:
-        run = work()
+        run = work(comm)
     except Interrupted as stopped:
-        print(f"lockstep: stopped by {stopped}; continue with: lockstep resume {path}", file=sys.stderr)
-        return stopped.status
-    score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
-    print(f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}")
-    print(f"look at it with: lockstep visualize {run.path}")
-    print(f"digest {run.digest}")
-    return 0
+        told = f"lockstep: stopped by {stopped}; continue with: lockstep resume {path}"
+        return leave(comm, stopped.status, told)
+    except LockstepError as error:
+        if comm.size > 1 and not error.shared:
+            comm.abort(error.status, f"lockstep: rank {comm.rank}: {error}")
+        return leave(comm, error.status, f"lockstep: {error}")
+    except Exception:
+        if comm.size > 1:
+            comm.abort(1, f"lockstep: rank {comm.rank} failed:\n{traceback.format_exc()}")
+        raise
+    if comm.rank == 0:
+        score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
+        print(f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}")
+        print(f"look at it with: lockstep visualize {run.path}")
+        print(f"digest {run.digest}")
+    return leave(comm, 0)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -231,6 +260,15 @@ def _parser() -> argparse.ArgumentParser:
     resume = on_run("resume", _resume, "continue a run that was stopped, to the same bits")
     resume.add_argument("--steps", type=_count, help="another budget; learning-rate schedules follow it")
     resume.add_argument("--strict", action="store_true", help="refuse where bits may differ from the run so far")
+
+    for trainer in (train, resume):
+        trainer.add_argument("--nprocs", type=_count, default=1, help="processes (MPI ranks) that share the lanes")
+        trainer.add_argument(
+            "--mode",
+            choices=("gather", "average"),
+            default="gather",
+            help="what travels between them: trajectories to one rank, or gradients between all",
+        )
 
     evaluate = on_run("evaluate", _evaluate, "play episodes without noise, on fixed seeds")
     evaluate.add_argument("--episodes", type=_count, default=100)

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.algorithms.actor_critic import Normalize, see
 from lockstep.core import Array, Learner, Policy, Trajectory, Tree
 from lockstep.envs.local import LocalEnvs, OpenEpisode, Step
-from lockstep.parallel.lanes import LocalLanes
+from lockstep.parallel.lanes import LaneBlock
 
 
 class Actor(NamedTuple):
@@ -29,7 +29,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     def noise(key_data: Array, lanes: Array) -> Array:
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
         return (
-            LocalLanes(lanes)
+            LaneBlock(lanes)
             .map(lambda lane: distribution.noise(jax.random.fold_in(key, lane), (steps, envs_per_lane)))
             .all()
         )
@@ -40,7 +40,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             parameters, _ = policy.act(params, see(normalize, moments, observation), ())
             return distribution.sample(parameters, jax.lax.dynamic_index_in_dim(noise, t, 0, False))
 
-        return LocalLanes((observation, noise)).map(lane_action).all()
+        return LaneBlock((observation, noise)).map(lane_action).all()
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
@@ -51,6 +51,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
 class Episode(NamedTuple):
     """A finished episode."""
 
+    at: int  # the step of the update it ended in
     env: int  # the environment's number in the experiment
     steps: int
     total: float  # the sum of its rewards
@@ -122,7 +123,8 @@ class Collector:
             self._length += 1
             if ended[t].any():
                 for i in np.flatnonzero(ended[t]):
-                    episodes.append(Episode(int(i), int(self._length[i]), float(self._total[i])))
+                    number = self._lanes[0] * (len(self._envs) // len(self._lanes)) + int(i)
+                    episodes.append(Episode(t, number, int(self._length[i]), float(self._total[i])))
                 for record in (self._discounted, self._total, self._length):
                     record[ended[t]] = 0
         return discounted, episodes
@@ -140,9 +142,23 @@ class Collector:
         }
 
     def restore(self, record: dict[str, np.ndarray]) -> list[int]:
-        """Rebuild the running episodes. Returns the environments that did not repeat themselves."""
+        """Rebuild the running episodes from those of all lanes. Returns the environments that did not repeat."""
+        first = self._lanes[0] * (len(self._envs) // len(self._lanes))
+        record = _taken(record, first, len(self._envs))
         self._length, self._total = record["length"].copy(), record["total"].copy()
         self._discounted, self._observation = record["discounted"].copy(), record["observation"].copy()
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
         episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
-        return [i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
+        return [first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
+
+
+def _taken(record: dict[str, np.ndarray], first: int, count: int) -> dict[str, np.ndarray]:
+    """The records of `count` environments from `first` on."""
+    ends = np.concatenate([[0], np.cumsum(record["length"])])
+    mine = {name: array[first : first + count] for name, array in record.items()}
+    return {**mine, "actions": record["actions"][ends[first] : ends[first + count]]}
+
+
+def joined(records: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The records of several processes' environments, in their order, as one."""
+    return {name: np.concatenate([record[name] for record in records]) for name in records[0]}

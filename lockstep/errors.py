@@ -10,6 +10,7 @@ class LockstepError(Exception):
     """A fault that is explained to the user in one message, without a traceback."""
 
     status = 1
+    shared = False  # whether every rank of a run has it, so that one of them may tell
 
 
 class UsageError(LockstepError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -67,9 +67,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the result must not depend on: how the lanes are spread. One process holds all of them."""
+    """What the result must not depend on: how the lanes are spread over processes."""
 
-    nprocs: Count = 1
+    nprocs: Count = 1  # MPI ranks; must divide the lanes
+    mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,15 @@ def from_dict(data: dict[str, Any]) -> Config:
         built: Config = config.build(Config, data, _choose)
     except UsageError as error:  # in a user's words the experiment's settings have no prefix
         raise UsageError(str(error).replace("'experiment.", "'")) from None
-    problems = _cross_problems(built)
+    return checked(built)
+
+
+def checked(settings: Config) -> Config:
+    """The same, if its numbers go together; a UsageError otherwise."""
+    problems = _cross_problems(settings)
     if problems:
         raise UsageError("\n".join(problems))
-    return built
+    return settings
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
@@ -189,8 +195,10 @@ def _cross_problems(settings: Config) -> list[str]:
     """What single values can't show."""
     experiment = settings.experiment
     problems = REGISTRY[algorithm_name(experiment.algo)].problems(experiment.algo, experiment.lanes, experiment.rows)
-    if settings.layout.nprocs != 1:
-        problems.append(f"'layout.nprocs' must be 1 in this version, not {settings.layout.nprocs}.")
+    nprocs, lanes = settings.layout.nprocs, experiment.lanes
+    if lanes % nprocs:
+        fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]
+        problems.append(f"nprocs ({nprocs}) must divide the {lanes} lanes: {', '.join(fitting)}.")
     return problems
 
 

@@ -1,6 +1,6 @@
-"""Lanes held by this process: a function per lane, then one fixed order of addition.
+"""A process's lanes: a function per lane, then one fixed order of addition over all lanes of the experiment.
 
-Why the bits don't depend on how many lanes a process holds (docs/determinism.md has the measurements):
+Why the bits don't depend on how many lanes a process holds (docs/determinism.md has the reasons):
 every lane goes through the same program on the same shapes (a loop, never `vmap`); the lane axis is
 padded to at least two and the trip count is hidden from the compiler, which would otherwise treat a
 single lane differently; what follows a mean is fenced from what precedes it.
@@ -13,30 +13,64 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import io_callback
 
 from lockstep import tree
 from lockstep.core import Tree
+from lockstep.parallel.comm import Comm, Solo
+
+Exchange = Callable[[Tree], Tree]  # this process's stacked values -> those of all processes, in rank order
 
 
-class LocalLanes:
-    """All lanes of the experiment in this process. `data` has the lanes along its first axis."""
+def alone(stacked: Tree) -> Tree:
+    """The exchange of a process that holds all lanes."""
+    return stacked
 
-    def __init__(self, data: Tree) -> None:
+
+def exchange_over(comm: Comm) -> Exchange:
+    """The exchange inside a compiled program: a callback, in program order, that gathers packed vectors."""
+    if isinstance(comm, Solo):
+        return alone
+
+    def exchange(stacked: Tree) -> Tree:
+        vectors = tree.pack(stacked)
+        shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct((comm.size, *v.shape), v.dtype), vectors)
+        gathered = io_callback(lambda mine: jax.tree.map(comm.allgather, mine), shapes, vectors, ordered=True)
+        parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(comm.size)]
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+
+    return exchange
+
+
+class LaneBlock:
+    """Some of the experiment's lanes, one block per process. `data` has the lanes along its first axis."""
+
+    def __init__(self, data: Tree, exchange: Exchange = alone) -> None:
         self._count = jax.tree.leaves(data)[0].shape[0]
         self._padded = jax.tree.map(_at_least_two, data)
+        self._exchange = exchange
 
-    def map(self, fn: Callable[[Any], Any]) -> LocalLanes:
-        lanes = object.__new__(LocalLanes)
-        lanes._count, lanes._padded = self._count, self._loop(fn)
+    def map(self, fn: Callable[[Any], Any]) -> LaneBlock:
+        lanes = object.__new__(LaneBlock)
+        lanes._count, lanes._padded, lanes._exchange = self._count, self._loop(fn), self._exchange
         return lanes
 
     def mean(self, fn: Callable[[Any], Any]) -> Any:
-        stacked = self.map(lambda lane: tree.pack(fn(lane))).all()
-        mean = jax.tree.map(lambda leaf: tree.pairwise_sum(leaf) / self._count, stacked)
+        """Where a block is a whole subtree of the addition, only its sum travels."""
+        mine = self.map(lambda lane: tree.pack(fn(lane)))._mine()
+        subtree = self._count & (self._count - 1) == 0
+        if subtree:
+            mine = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: tree.pairwise_sum(leaf)[None], mine))
+        parts = jax.lax.optimization_barrier(self._exchange(mine))
+        total = self._count * jax.tree.leaves(parts)[0].shape[0] if subtree else jax.tree.leaves(parts)[0].shape[0]
+        mean = jax.tree.map(lambda leaf: tree.pairwise_sum(leaf) / total, parts)
         like = jax.eval_shape(lambda: fn(self._pick(0)))
         return tree.unpack(jax.lax.optimization_barrier(mean), like)
 
     def all(self) -> Tree:
+        return jax.lax.optimization_barrier(self._exchange(self._mine()))
+
+    def _mine(self) -> Tree:
         return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[: self._count], self._padded))
 
     def _pick(self, i: Any) -> Tree:

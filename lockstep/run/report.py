@@ -213,3 +213,22 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         for observer in (self._screen, self._events, self._file):
             observer.close()
+
+
+class Silent:
+    """The reporter of a rank that leaves the talking to the root."""
+
+    def __init__(self, path: Path, experiment: Experiment, start: Progress) -> None:
+        pass
+
+    def say(self, message: str) -> None:
+        pass
+
+    def report(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from lockstep import tree
-from lockstep.collect import Collector
+from lockstep.collect import Collector, joined
 from lockstep.core import Learner
 from lockstep.errors import FileFault
 from lockstep.experiment import Watch
+from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.progress import Progress
@@ -24,9 +25,10 @@ class Saver:
     """Writes a run's checkpoints. `exact`: whether the promise of equal bits holds."""
 
     def __init__(
-        self, path: Path, watch: Watch, machine: dict[str, Any], exact: bool, say: Callable[[str], None]
+        self, path: Path, watch: Watch, machine: dict[str, Any], exact: bool, say: Callable[[str], None], comm: Comm
     ) -> None:
-        self._path, self._watch, self._machine, self._exact, self._say = path, watch, machine, exact, say
+        self._path, self._watch, self._machine, self._exact = path, watch, machine, exact
+        self._say, self._comm = say, comm
         self._failures = 0
         self._saved_at: int | None = None
 
@@ -36,14 +38,20 @@ class Saver:
         if is_best or progress.crossed(self._watch.checkpoint_every, batch):
             self.save(progress, learner, collector)
         if is_best and progress.best is not None and self._saved_at == progress.steps:
-            checkpoint.mark_best(self._path, progress.steps, progress.best)
+            best = progress.best
+            self._comm.on_root(lambda: checkpoint.mark_best(self._path, progress.steps, best))
 
     def save(self, progress: Progress, learner: Learner, collector: Collector, last: bool = False) -> None:
         """Write a checkpoint. A full disk is survived: the next attempt may do better, the last one must."""
         if self._saved_at == progress.steps:
             return
+        episodes = joined(self._comm.share(collector.open_episodes()))
+        if self._comm.on_root(lambda: self._write(progress, learner, episodes, last)):
+            self._saved_at = progress.steps
+
+    def _write(self, progress: Progress, learner: Learner, episodes: dict[str, np.ndarray], last: bool) -> bool:
         arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
-        state = Checkpoint(arrays, collector.open_episodes(), progress.to_json(), self._machine, self._exact)
+        state = Checkpoint(arrays, episodes, progress.to_json(), self._machine, self._exact)
         try:
             checkpoint.write(self._path, state, self._watch.keep)
         except OSError as error:
@@ -52,5 +60,6 @@ class Saver:
             if last or self._failures >= ATTEMPTS or progress.steps == 0:
                 raise FileFault(f"{message} The checkpoints before it are as they were.") from error
             self._say(f"lockstep: {message} Training goes on; it is tried again.")
-            return
-        self._failures, self._saved_at = 0, progress.steps
+            return False
+        self._failures = 0
+        return True

@@ -8,6 +8,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +18,23 @@ from safetensors.numpy import save
 
 from lockstep import tree
 from lockstep.address import Purpose, words
-from lockstep.collect import Collector, make_actor
+from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, replace_experiment
-from lockstep.parallel.lanes import LocalLanes
+from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
+from lockstep.parallel.comm import Comm, Solo
+from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
 from lockstep.run.policy import TrainedPolicy, assemble, first_learner, learner_from
 from lockstep.run.progress import Progress
-from lockstep.run.report import Reporter
+from lockstep.run.report import Reporter, Silent
 from lockstep.run.saver import Saver
+
+SOLO = Solo()
 
 
 class Run(NamedTuple):
@@ -52,107 +56,146 @@ class Start(NamedTuple):
     exact: bool = True  # whether the promise of equal bits holds so far
 
 
-def train(config: Config, logdir: str | Path, name: str) -> Run:
+def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
     """A new run of `config` in `logdir/name`."""
-    directory.check_writable(Path(logdir))
+    comm.on_root(lambda: directory.check_writable(Path(logdir)))
     with contextlib.ExitStack() as stack:
-        envs = stack.enter_context(_envs(config.experiment))
-        path = directory.create(Path(logdir), name, config)
-        stack.enter_context(directory.locked(path))
-        return _run(path, config, envs, Start(), machine.describe(config.experiment.env))
+        envs = stack.enter_context(_envs(config.experiment, comm))
+        path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
+        if comm.rank == 0:
+            stack.enter_context(directory.locked(path))
+        return _run(path, config, envs, Start(), machine.describe(config.experiment.env), comm)
 
 
-def resume(path: str | Path, steps: int | None = None, strict: bool = False) -> Run:
+def resume(
+    path: str | Path,
+    steps: int | None = None,
+    strict: bool = False,
+    layout: Layout | None = None,
+    comm: Comm = SOLO,
+) -> Run:
     """Continue a run from its newest valid checkpoint; `steps` gives it another budget."""
     path = Path(path)
-    config = directory.read_config(path)
+    config = comm.on_root(lambda: directory.read_config(path))
     if steps is not None:
         config = replace_experiment(config, steps=steps)
+    config = checked(dataclasses.replace(config, layout=layout or Layout()))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(directory.locked(path))
+        lock = directory.locked(path)
+        comm.on_root(lambda: stack.enter_context(lock))
         now = machine.describe(config.experiment.env)
-        start, messages = _start(path, now)
-        if steps is not None and start.progress.steps > steps:
-            raise UsageError(f"--steps {steps}: the run is at {start.progress.steps} steps already.")
-        if strict and not start.exact:
-            raise FileFault(f"--strict: {' '.join(messages)}")
-        for message in messages:
-            Reporter.warn(message)
-        checkpoint.set_aside(path)
-        if steps is not None:
-            directory.write_config(path, config)
-        envs = stack.enter_context(_envs(config.experiment))
-        return _run(path, config, envs, start, now)
+        start = comm.on_root(lambda: _start(path, config, now, steps, strict))
+        envs = stack.enter_context(_envs(config.experiment, comm))
+        return _run(path, config, envs, start, now, comm)
 
 
-def _start(path: Path, now: dict[str, Any]) -> tuple[Start, list[str]]:
-    """The newest valid checkpoint, and what is to be said of it. A run killed before its first starts anew."""
-    if not checkpoint.listed(path):
-        return Start(), []
-    found, saved, messages = checkpoint.newest(path)
-    changed = machine.differences(saved.machine, now)
-    if changed:
-        messages.append(f"bits may differ from here on: {', '.join(changed)}.")
-    return Start(Progress.from_json(saved.progress), (found, saved), saved.exact and not changed), messages
+def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, strict: bool) -> Start:
+    """The newest valid checkpoint, with the run directory put in order. A run killed before its first starts anew."""
+    start = Start()
+    messages: list[str] = []
+    if checkpoint.listed(path):
+        found, saved, messages = checkpoint.newest(path)
+        changed = machine.differences(saved.machine, now)
+        if changed:
+            messages.append(f"bits may differ from here on: {', '.join(changed)}.")
+        start = Start(Progress.from_json(saved.progress), (found, saved), saved.exact and not changed)
+    if steps is not None and start.progress.steps > steps:
+        raise UsageError(f"--steps {steps}: the run is at {start.progress.steps} steps already.")
+    if strict and not start.exact:
+        raise FileFault(f"--strict: {' '.join(messages)}")
+    for message in messages:
+        Reporter.warn(message)
+    checkpoint.set_aside(path)
+    directory.write_config(path, config)
+    return start
 
 
-def _envs(experiment: Experiment) -> LocalEnvs:
-    return LocalEnvs(experiment.env, experiment.seed, range(experiment.lanes * experiment.envs_per_lane))
+def _lanes_of(experiment: Experiment, comm: Comm) -> range:
+    """The block of lanes that this rank owns."""
+    count = experiment.lanes // comm.size
+    return range(comm.rank * count, (comm.rank + 1) * count)
 
 
-def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any]) -> Run:
+def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
+    lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
+    return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
+
+
+def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm) -> Run:
     experiment, watch = config.experiment, config.watch
     policy, algorithm = assemble(experiment, envs.spec)
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
-    update = compiled_update(algorithm)
+    learn = LEARN[config.layout.mode](algorithm, comm)
     discount = experiment.algo.discount  # type: ignore[attr-defined]
-    collector = Collector(envs, actor, range(experiment.lanes), experiment.collect.steps, discount)
-    with Reporter(path, experiment, start.progress) as reporter, Interrupt() as interrupt, _episode_saved(path):
-        learner, exact = _first(algorithm, experiment, collector, start)
-        saver = Saver(path, watch, here, exact, reporter.say)
-        progress, digest = start.progress, tree.digest(learner)
+    collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount)
+    observer = Reporter if comm.rank == 0 else Silent
+    with observer(path, experiment, start.progress) as reporter, Interrupt() as interrupt, _episode_saved(path):
+        learner, exact = _first(algorithm, experiment, collector, start, comm)
+        saver = Saver(path, watch, here, exact, reporter.say, comm)
+        progress, digest, stop = start.progress, tree.digest(learner), None
         if start.saved is None:
             saver.save(progress, learner, collector)
         gc.collect()
         gc.freeze()  # what is there by now stays: no need to look through all of JAX for garbage at every turn
         began = time.perf_counter()
-        while progress.steps < experiment.steps and interrupt.number is None:
-            started = time.perf_counter()
-            trajectory, episodes = collector.collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
+        while progress.steps < experiment.steps and stop is None:
+            started, waited = time.perf_counter(), comm.seconds
+            trajectory, mine = collector.collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
             collected = time.perf_counter()
             key_data = words(experiment.seed, Purpose.LEARN, progress.updates)
-            learner, metrics = _learn(update, learner, trajectory, key_data, path)
-            updated = time.perf_counter()
+            learner, metrics = learn(learner, trajectory, key_data)
+            _refuse_what_is_not_a_number(learner, trajectory, path)
+            updated, talked = time.perf_counter(), comm.seconds - waited
             digest = tree.digest(learner)
+            episodes, stop = _agree(comm, mine, digest, interrupt.number)
             seconds = start.progress.seconds + time.perf_counter() - began
             progress = progress.after(experiment.batch, episodes, seconds)
             score = None
             if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
                 trained = TrainedPolicy(experiment, envs.spec, learner, actor)
-                score = evaluate(trained, watch.eval_episodes, experiment.seed).mean
-            metrics |= {
+                score = comm.on_root(partial(_score, trained, watch.eval_episodes))
+            times = {
                 "time_collect": collected - started,
-                "time_communicate": 0.0,
-                "time_update": updated - collected,
+                "time_communicate": talked,
+                "time_update": updated - collected - talked,
                 "time_evaluate": time.perf_counter() - updated,
             }
             progress, is_best = progress.scored(score)
-            reporter.report(progress, metrics, digest, score, learner, trajectory)
+            reporter.report(progress, metrics | times, digest, score, learner, trajectory)
             saver.save_when_due(progress, learner, collector, experiment.batch, is_best)
         saver.save(progress, learner, collector, last=True)
-    if interrupt.number is not None and progress.steps < experiment.steps:
-        raise Interrupted(interrupt.number)
+    if stop is not None and progress.steps < experiment.steps:
+        raise Interrupted(stop)
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
-def _first(algorithm: Algorithm, experiment: Experiment, collector: Collector, start: Start) -> tuple[Learner, bool]:
+def _score(policy: TrainedPolicy, episodes: int) -> float:
+    return evaluate(policy, episodes, policy.experiment.seed).mean
+
+
+def _agree(comm: Comm, episodes: list[Episode], digest: str, stop: int | None) -> tuple[list[Episode], int | None]:
+    """All ranks' episodes in the order of one process, and whether any rank was asked to stop.
+
+    Every rank must hold the same learner: a difference is a bug of the first order, and ends the run.
+    """
+    told = comm.share((episodes, digest, stop))
+    different = [rank for rank, (_, theirs, _) in enumerate(told) if theirs != told[0][1]]
+    if different:
+        raise NumericFault(f"rank {different[0]} holds another learner than rank 0. This must not happen.")
+    merged = sorted(episode for mine, _, _ in told for episode in mine)
+    return merged, next((number for _, _, number in told if number is not None), None)
+
+
+def _first(
+    algorithm: Algorithm, experiment: Experiment, collector: Collector, start: Start, comm: Comm
+) -> tuple[Learner, bool]:
     """The learner as the run starts, with the environments brought there too; whether bits are still promised."""
     if start.saved is None:
         collector.start()
         return first_learner(algorithm, experiment.seed), start.exact
     path, saved = start.saved
-    strangers = collector.restore(saved.episodes)
-    if strangers:
+    strangers = [env for rank in comm.share(collector.restore(saved.episodes)) for env in rank]
+    if strangers and comm.rank == 0:
         Reporter.warn(
             f"environment {strangers[0]} did not repeat itself when its running episode was replayed: it is not a"
             " function of its seed and actions. The run goes on, but not with the bits of one that was never stopped."
@@ -160,35 +203,60 @@ def _first(algorithm: Algorithm, experiment: Experiment, collector: Collector, s
     return learner_from(saved.learner, algorithm, path), start.exact and not strangers
 
 
-Update = Callable[[Learner, Trajectory, Any], tuple[Learner, Metrics]]
+Learn = Callable[[Learner, Trajectory, np.ndarray], tuple[Learner, dict[str, float]]]
 
 
-def compiled_update(algorithm: Algorithm) -> Update:
-    """One update of all lanes in one compiled call."""
+def gather(algorithm: Algorithm, comm: Comm) -> Learn:
+    """Trajectories go to the root, which updates in one compiled call; the new learner goes to everybody."""
+    update = jax.jit(_update(algorithm, alone))
 
+    def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
+        parts = comm.gather(trajectory)
+        metrics: dict[str, float] = {}
+        if parts is not None:
+            whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
+            learner, found = update(learner, whole, key_data)
+            metrics = {name: float(value) for name, value in found.items()}
+        return comm.broadcast(learner), metrics
+
+    return learn
+
+
+def average(algorithm: Algorithm, comm: Comm) -> Learn:
+    """Trajectories stay where they are; means travel, and every rank makes the same step."""
+    update = jax.jit(_update(algorithm, exchange_over(comm)))
+
+    def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
+        learner, found = update(learner, trajectory, key_data)
+        return learner, {name: float(value) for name, value in found.items()}
+
+    return learn
+
+
+LEARN = {"gather": gather, "average": average}
+
+
+def _update(algorithm: Algorithm, exchange: Exchange) -> Callable[[Learner, Trajectory, Any], tuple[Learner, Metrics]]:
     def update(learner: Learner, trajectory: Trajectory, key_data: Any) -> tuple[Learner, Metrics]:
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-        return algorithm.update(learner, LocalLanes(trajectory), key)
+        return algorithm.update(learner, LaneBlock(trajectory, exchange), key)
 
-    return jax.jit(update)
+    return update
 
 
-def _learn(
-    update: Update, learner: Learner, trajectory: Trajectory, key_data: np.ndarray, path: Path
-) -> tuple[Learner, dict[str, float]]:
-    """One update; refused, with the data kept, where it leads to something that is not a number."""
-    new, metrics = update(learner, trajectory, key_data)
-    broken = [name for name, leaf in tree.paths(new).items() if not np.isfinite(np.asarray(leaf)).all()]
-    if broken:
-        folder = path / "diverged"
-        folder.mkdir(exist_ok=True)
-        arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(trajectory).items()}
-        directory.write_file(folder / "trajectory.safetensors", save(arrays))
-        raise NumericFault(
-            f"update {int(learner.updates) + 1} made '{broken[0]}' infinite or not a number, and was not applied."
-            f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
-        )
-    return new, {name: float(value) for name, value in metrics.items()}
+def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path) -> None:
+    """Stop, with the data kept, where an update led to something that is not a number."""
+    broken = [name for name, leaf in tree.paths(learner).items() if not np.isfinite(np.asarray(leaf)).all()]
+    if not broken:
+        return
+    folder = path / "diverged"
+    folder.mkdir(exist_ok=True)
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in tree.paths(trajectory).items()}
+    directory.write_file(folder / "trajectory.safetensors", save(arrays))
+    raise NumericFault(
+        f"update {int(learner.updates)} made '{broken[0]}' infinite or not a number, and was not applied."
+        f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
+    )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep import tree
 from lockstep.networks import mlp_apply, mlp_init
-from lockstep.parallel.lanes import LocalLanes
+from lockstep.parallel.lanes import LaneBlock
 
 RNG = np.random.default_rng(0)
 PARAMS = mlp_init(jax.random.key(0), (17, 8, 8, 1), 1.0)  # small: here a batch over lanes does give other bits
@@ -32,18 +32,18 @@ def held(lanes: tuple[int, ...]) -> Any:
 
 @jax.jit
 def mapped(params: Any, data: Any) -> Any:
-    return LocalLanes(data).map(lambda lane: gradient(params, lane)).all()
+    return LaneBlock(data).map(lambda lane: gradient(params, lane)).all()
 
 
 @jax.jit
 def averaged(params: Any, data: Any) -> Any:
-    return LocalLanes(data).mean(lambda lane: gradient(params, lane))
+    return LaneBlock(data).mean(lambda lane: gradient(params, lane))
 
 
 @jax.jit
 def descended(params: Any, data: Any) -> Any:
     """Two steps in one program: what follows a mean could be fused with what precedes it."""
-    lanes = LocalLanes(data)
+    lanes = LaneBlock(data)
     for _ in range(2):
         mean = lanes.mean(lambda lane: gradient(params, lane))  # noqa: B023
         params = jax.tree.map(lambda p, g: p - 0.1 * g / (1e-3 + jnp.sqrt(jnp.square(g))), params, mean)
@@ -77,21 +77,21 @@ def test_copies_of_a_lane_learn_the_bits_that_it_learns_alone(copies: int) -> No
 
 def test_five_lanes_are_added_by_pairs_of_neighbours() -> None:
     lanes = np.float32([1e8, 1, -1e8, 1, 1])  # ((0+1)+(2+3))+4 = 1, from left to right it would be 2
-    assert jax.jit(lambda x: LocalLanes(x).mean(lambda lane: lane))(lanes) == np.float32(1) / 5
+    assert jax.jit(lambda x: LaneBlock(x).mean(lambda lane: lane))(lanes) == np.float32(1) / 5
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_map_and_mean_are_those_of_numpy_and_padding_is_never_seen(count: int) -> None:
     x = RNG.normal(size=(count, 4)) + 5
-    squares = LocalLanes(x).map(lambda lane: {"square": lane**2, "n": jnp.int32(1)})
+    squares = LaneBlock(x).map(lambda lane: {"square": lane**2, "n": jnp.int32(1)})
     np.testing.assert_array_equal(squares.all()["square"], x**2)
     np.testing.assert_allclose(squares.mean(lambda lane: lane["square"]), (x**2).mean(0), rtol=1e-12)
-    np.testing.assert_array_equal(LocalLanes(x).all(), x)
+    np.testing.assert_array_equal(LaneBlock(x).all(), x)
 
 
 def test_a_mean_keeps_the_shapes_and_dtypes_of_a_tree() -> None:
     x = np.arange(6.0).reshape(3, 2)
-    mean = LocalLanes(x).mean(lambda lane: (lane[0], {"f": lane.astype(jnp.float32)[None], "d": lane}))
+    mean = LaneBlock(x).mean(lambda lane: (lane[0], {"f": lane.astype(jnp.float32)[None], "d": lane}))
     assert mean[0] == 2.0
     assert (mean[1]["f"].shape, mean[1]["f"].dtype) == ((1, 2), jnp.float32)
     np.testing.assert_array_equal(mean[1]["d"], [2, 3])
@@ -102,7 +102,7 @@ def test_one_program_serves_all_lanes() -> None:
 
     def traces(count: int) -> int:
         seen = []
-        jax.jit(lambda x: LocalLanes(x).mean(lambda lane: seen.append(1) or lane.sum()))(np.ones((count, 3)))
+        jax.jit(lambda x: LaneBlock(x).mean(lambda lane: seen.append(1) or lane.sum()))(np.ones((count, 3)))
         return len(seen)
 
     assert traces(1) == traces(2) == traces(7)
@@ -119,7 +119,7 @@ def test_a_single_lane_runs_the_loop_of_two() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_compiler_does_not_see_how_many_trips_the_loop_makes(count: int) -> None:
-    compiled = jax.jit(lambda x: LocalLanes(x).map(jnp.sin).all()).lower(np.ones((count, 3))).compile()
+    compiled = jax.jit(lambda x: LaneBlock(x).map(jnp.sin).all()).lower(np.ones((count, 3))).compile()
     assert compiled.as_text().count(" while(") == 1
     assert "known_trip_count" not in compiled.as_text()
 

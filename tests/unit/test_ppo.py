@@ -16,7 +16,7 @@ from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
 from lockstep.core import ArraySpec, Box, Discrete, Learner, Spec, Trajectory
 from lockstep.networks import MLP, mlp_policy
-from lockstep.parallel.lanes import LocalLanes
+from lockstep.parallel.lanes import LaneBlock
 
 LANES, T, E = 4, 8, 2
 SPECS = {
@@ -104,7 +104,7 @@ def test_first_step_is_adam_on_the_gradient_of_the_restated_loss(kind: str) -> N
     config = PPO(minibatch=LANES * T * E, epochs=1, schedule="constant", learning_rate=1e-3, max_gradient=1e9)
     _, algorithm, learner = make(kind, schedule="constant", learning_rate=1e-3, max_gradient=1e9)
     data = trajectories(kind)
-    new, metrics = algorithm.update(learner, LocalLanes(data), jax.random.key(1))
+    new, metrics = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
     old = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), learner.params)
     gradient_square = 0.0
     for name, leaf in tree.paths(old).items():
@@ -129,7 +129,7 @@ def test_the_first_ratio_of_an_update_is_exactly_one(kind: str) -> None:
     setup = Setup(mlp_policy(MLP(), spec), spec, Normalize(), budget=10_000, lanes=LANES, rows=T * E)
     algorithm = ppo(PPO(minibatch=32, epochs=2), setup)
     learner = algorithm.init(jax.random.key(0))
-    _, metrics = jax.jit(lambda le, data: algorithm.update(le, LocalLanes(data), jax.random.key(1)))(
+    _, metrics = jax.jit(lambda le, data: algorithm.update(le, LaneBlock(data), jax.random.key(1)))(
         learner, trajectories(kind)
     )
     assert float(metrics["first_ratio_error"]) == 0.0
@@ -138,7 +138,7 @@ def test_the_first_ratio_of_an_update_is_exactly_one(kind: str) -> None:
 def test_reported_kl_and_explained_variance_are_those_of_the_restatement() -> None:
     _, algorithm, learner = make("categorical", learning_rate=1e-2)
     data = trajectories("categorical")
-    new, metrics = algorithm.update(learner, LocalLanes(data), jax.random.key(1))
+    new, metrics = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
     observation = np.asarray(data.observation, float)
     before, after = (
         scipy.special.log_softmax(numpy_network(params["policy"], observation), -1)
@@ -155,7 +155,7 @@ def test_early_stop_makes_no_further_epoch() -> None:
     epochs = {}
     for target in (0.0, 1e-9, 1e9):
         algorithm = ppo(PPO(minibatch=64, epochs=5, learning_rate=1e-2, target_kl=target), setup)
-        _, metrics = algorithm.update(learner, LocalLanes(trajectories("gaussian")), jax.random.key(1))
+        _, metrics = algorithm.update(learner, LaneBlock(trajectories("gaussian")), jax.random.key(1))
         epochs[target] = int(metrics["epochs"])
     assert epochs == {0.0: 5, 1e-9: 2, 1e9: 5}, "one minibatch an epoch: the first epoch's ratio is one, its KL zero"
 
@@ -163,7 +163,7 @@ def test_early_stop_makes_no_further_epoch() -> None:
 def test_rewards_are_scaled_by_the_spread_of_discounted_returns() -> None:
     setup, _, learner = make("gaussian", Normalize(observation=False, reward=True, reward_clip=0.3))
     data = trajectories("gaussian")
-    seen, batches = ac.prepare(setup, learner, LocalLanes(data))
+    seen, batches = ac.prepare(setup, learner, LaneBlock(data))
     expected = np.clip(data.reward / data.discounted_return.std(), -0.3, 0.3)
     np.testing.assert_allclose(batches.all().reward, expected, rtol=1e-5)
     assert int(seen.reward.count) == LANES * T * E
@@ -173,11 +173,11 @@ def test_observations_are_seen_as_the_acting_policy_saw_them() -> None:
     """The normaliser sees a batch only after the update that learns from it."""
     setup, algorithm, learner = make("gaussian", Normalize(observation=True, reward=False))
     data = trajectories("gaussian")
-    _, batches = ac.prepare(setup, learner, LocalLanes(data))
+    _, batches = ac.prepare(setup, learner, LaneBlock(data))
     np.testing.assert_array_equal(batches.all().observation, np.clip(data.observation, -10, 10))
-    new, _ = algorithm.update(learner, LocalLanes(data), jax.random.key(1))
+    new, _ = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
     np.testing.assert_allclose(new.observation.mean, data.observation.reshape(-1, 3).mean(0, dtype=float), atol=1e-12)
-    _, batches = ac.prepare(setup, new, LocalLanes(data))
+    _, batches = ac.prepare(setup, new, LaneBlock(data))
     flat = np.asarray(batches.all().observation).reshape(-1, 3)
     np.testing.assert_allclose(flat.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(flat.std(0), 1, atol=1e-4)
@@ -195,7 +195,7 @@ def test_value_clipping_bounds_what_an_update_can_gain() -> None:
     moved = []
     for clip in (0.0, 1e-3):
         algorithm = ppo(PPO(minibatch=64, epochs=20, learning_rate=1e-2, value_clip=clip), setup)
-        new, _ = algorithm.update(learner, LocalLanes(trajectories("gaussian")), jax.random.key(1))
+        new, _ = algorithm.update(learner, LaneBlock(trajectories("gaussian")), jax.random.key(1))
         old_value, new_value = (
             numpy_network(params["value"], np.asarray(trajectories("gaussian").observation, float))
             for params in (learner.params, new.params)
@@ -219,7 +219,7 @@ def test_an_update_compiles_once() -> None:
     def update(learner: Learner, data: Trajectory, key: Any) -> Any:
         nonlocal traces
         traces += 1
-        return algorithm.update(learner, LocalLanes(data), key)
+        return algorithm.update(learner, LaneBlock(data), key)
 
     compiled = jax.jit(update)
     for i in range(3):
