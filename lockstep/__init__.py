@@ -34,7 +34,7 @@ def train(
 
     start_jax()
     from lockstep.errors import UsageError
-    from lockstep.experiment import algorithm_name, resolve
+    from lockstep.experiment import algorithm_name, from_dict, resolve, to_dict
     from lockstep.run import directory
     from lockstep.run.train import train as run_train
 
@@ -43,7 +43,7 @@ def train(
     elif algo or settings:
         raise UsageError("algo and settings go with a name; change the Config itself instead.")
     else:
-        label = config.experiment.env.id
+        label, config = config.experiment.env.id, from_dict(to_dict(config))
     experiment = config.experiment
     name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
     return run_train(config, logdir, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import __version__
-from lockstep.errors import LockstepError, UsageError, nearest
+from lockstep.errors import FileFault, LockstepError, UsageError, nearest
 from lockstep.parallel.launch import is_launched, join, launch, leave
 
 if TYPE_CHECKING:
@@ -31,11 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lockstep: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("lockstep: stopped at once; checkpoints written before are intact.", file=sys.stderr)
+        print("lockstep: stopped at once; what was saved before is intact.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(f"lockstep: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        return FileFault.status
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -197,7 +200,7 @@ class _Parser(argparse.ArgumentParser):
         hint = ""
         if message.startswith("unrecognized arguments: "):
             known = [name for action in self._every_action() for name in action.option_strings]
-            hint = nearest(message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0], known)
+            hint = nearest(message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0], known)
         elif "invalid choice: '" in message:
             wrong = message.split("invalid choice: '")[1].split("'")[0]
             hint = nearest(wrong, self._commands())
@@ -216,7 +219,10 @@ class _Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     """A positive whole number; 1e6 is one."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not number.is_integer() or number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text}")
     return int(number)
@@ -229,9 +235,7 @@ def _natural(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="lockstep", description=__doc__ and "On-policy reinforcement learning, bit for bit.", allow_abbrev=False
-    )
+    parser = _Parser(prog="lockstep", description="On-policy reinforcement learning, bit for bit.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"lockstep {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
 

@@ -141,6 +141,16 @@ class Collector:
             "actions": np.concatenate(actions),
         }
 
+    def accepts(self, record: dict[str, np.ndarray]) -> bool:
+        """Whether these can be the running episodes of all lanes' environments."""
+        mine = self.open_episodes()
+        if record.keys() != mine.keys() or (record["length"] < 0).any():
+            return False
+        alike = all(record[k].dtype == mine[k].dtype and record[k].shape[1:] == mine[k].shape[1:] for k in mine)
+        last = (self._lanes[-1] + 1) * (len(self._envs) // len(self._lanes))
+        rows = {len(record[name]) for name in mine if name != "actions"}
+        return alike and len(rows) == 1 and rows.pop() >= last and len(record["actions"]) == record["length"].sum()
+
     def restore(self, record: dict[str, np.ndarray]) -> list[int]:
         """Rebuild the running episodes from those of all lanes. Returns the environments that did not repeat."""
         first = self._lanes[0] * (len(self._envs) // len(self._lanes))

@@ -62,7 +62,9 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
+        """Of everything but the budget: runs with the same one can continue each other."""
+        data = {name: value for name, value in to_dict(self).items() if name != "steps"}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ def _choose(cls: type, data: dict[str, Any]) -> tuple[type, dict[str, Any]]:
     if cls is not Algo:
         return cls, data
     name = data.get("name", "ppo")
-    if name not in REGISTRY:
+    if not isinstance(name, str) or name not in REGISTRY:
         raise UsageError(f"unknown algorithm '{name}'.{nearest(str(name), REGISTRY)}")
     return REGISTRY[name].config, {key: value for key, value in data.items() if key != "name"}
 

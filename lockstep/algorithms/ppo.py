@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -41,9 +42,10 @@ class PPO:
 
 def ppo_problems(config: PPO, lanes: int, rows: int) -> list[str]:
     """What is wrong with these numbers for so many lanes of `rows` steps."""
-    fitting = [m * lanes for m in range(1, rows + 1) if rows % m == 0]
-    if config.minibatch in fitting:
+    if config.minibatch % lanes == 0 and rows % (config.minibatch // lanes) == 0:
         return []
+    small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
+    fitting = sorted({m * lanes for m in small} | {rows // m * lanes for m in small})
     below = [size for size in fitting if size < config.minibatch]
     close = [*below[-1:], *(size for size in fitting if size > config.minibatch)][:2]
     return [

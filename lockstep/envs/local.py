@@ -10,8 +10,10 @@ import numpy as np
 from lockstep.address import Purpose, integer
 from lockstep.core import Box, Discrete, Spec
 from lockstep.envs.make import (
+    MUJOCO_WARNINGS,
     Env,
     check_finite,
+    check_mujoco,
     commands,
     make,
     one_command,
@@ -44,7 +46,11 @@ class BrokenEpisode(EnvironmentFault):
     """An environment broke its contract in an episode that can be replayed."""
 
     def __init__(self, why: str, env: Env, number: int, seed: int, actions: np.ndarray) -> None:
-        super().__init__(why)
+        after = f", after action {actions[-1]}" if len(actions) else ""
+        super().__init__(
+            f"environment {number} ('{env.id}') broke its contract: {why},"
+            f" at step {len(actions)} of the episode with seed {seed}{after}."
+        )
         self.why, self.env, self.number, self.seed, self.actions = why, env, number, seed, actions
 
 
@@ -58,6 +64,7 @@ class LocalEnvs:
         self._fit = commands(self.spec.action, env.action)
         self._episode = [0] * len(self._envs)  # the number of each one's running episode
         self._actions: list[list[np.ndarray]] = [[] for _ in self._envs]  # since its reset
+        self._active = list(range(len(self._envs)))
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -65,41 +72,49 @@ class LocalEnvs:
     def start(self, observation: np.ndarray) -> None:
         """Reset every environment to its first episode."""
         for i in range(len(self._envs)):
-            self._reset(i, observation[i])
+            self._reset(i, observation[i, ...])
+
+    def retire(self, i: int) -> None:
+        """Step this environment no more."""
+        self._active.remove(i)
 
     def step(self, actions: np.ndarray, out: Step) -> None:
         """Step every environment; one whose episode ended is reset at once."""
         chosen = self._fit(actions)
         taken = chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
-        shape, rows = self.spec.observation.shape, out.next_observation
-        rewards: list[float] = []
-        terminations: list[bool] = []
-        truncations: list[bool] = []
+        shape, rows, real = self.spec.observation.shape, out.next_observation, self.spec.observation.dtype == "float32"
+        out.terminated[:], out.truncated[:] = False, False
+        ended = []
         i = 0
         try:
-            for i, environment in enumerate(self._envs):
+            for i in self._active:
                 self._actions[i].append(actions[i])
-                observation, reward, terminated, truncated, _ = environment.step(taken[i])
-                if type(observation) is np.ndarray and observation.shape == shape:
+                observation, reward, terminated, truncated, _ = self._envs[i].step(taken[i])
+                if (
+                    real
+                    and type(observation) is np.ndarray
+                    and observation.shape == shape
+                    and observation.dtype.kind == "f"
+                ):
                     rows[i] = observation
                 else:
-                    write_observation(self.spec.observation, rows[i], observation)
-                rewards.append(float(reward))
-                terminations.append(terminated)
-                truncations.append(truncated)
-            out.reward[:] = rewards
+                    write_observation(self.spec.observation, rows[i, ...], observation)
+                out.reward[i] = float(reward)
+                if terminated or truncated:
+                    out.terminated[i], out.truncated[i] = terminated, truncated
+                    ended.append(i)
+                if MUJOCO_WARNINGS:
+                    check_mujoco()
             if not (np.isfinite(rows).all() and np.isfinite(out.reward).all()):
                 for i in range(len(self._envs)):
-                    check_finite(rows[i], "observation")
-                    check_finite(out.reward[i], "reward")
+                    check_finite(rows[i, ...], "observation")
+                    check_finite(out.reward[i, ...], "reward")
         except Exception as error:
             raise self._broken(i, error) from error
-        out.terminated[:], out.truncated[:] = terminations, truncations
         out.observation[:] = rows
-        if any(terminations) or any(truncations):
-            for i in np.flatnonzero(out.terminated | out.truncated).tolist():
-                self._episode[i] += 1
-                self._reset(i, out.observation[i])
+        for i in ended:
+            self._episode[i] += 1
+            self._reset(i, out.observation[i, ...])
 
     def _reset(self, i: int, into: np.ndarray) -> None:
         self._actions[i].clear()

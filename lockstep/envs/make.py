@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,10 +36,8 @@ def check_id(env_id: str, more: Sequence[str] = ()) -> None:
     module, colon, name = env_id.rpartition(":")
     try:
         if colon:
-            importlib.import_module(module)
+            _import(module, env_id)
         gymnasium.spec(name)
-    except (ImportError, ValueError, TypeError) as cause:
-        raise UsageError(f"'{env_id}': the module '{module}' can't be imported: {cause}.") from cause
     except error.Error as cause:
         hint = nearest(env_id, [*gymnasium.registry, *more]) or f" {cause}."
         raise UsageError(
@@ -45,21 +45,35 @@ def check_id(env_id: str, more: Sequence[str] = ()) -> None:
         ) from cause
 
 
+def _import(module: str, env_id: str) -> None:
+    """Import a user's module, also from the working directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(module)
+    except Exception as cause:
+        why = f"{type(cause).__name__}: {cause}"
+        raise UsageError(f"'{env_id}': the module '{module}' can't be imported: {why}.") from cause
+
+
 def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
     """The environment, or a UsageError that says why not."""
     check_id(env.id)
-    _hush_mujoco()
-    limit = {"max_episode_steps": env.time_limit} if env.time_limit else {}
+    _listen_to_mujoco()
+    options: dict[str, Any] = {"max_episode_steps": env.time_limit} if env.time_limit else {}
+    if render_mode is not None:
+        options["render_mode"] = render_mode
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is out of date.*")
-            return gymnasium.make(env.id, render_mode=render_mode, disable_env_checker=True, **limit, **env.kwargs)
+            return gymnasium.make(env.id, disable_env_checker=True, **options, **env.kwargs)
     except (error.DependencyNotInstalled, ImportError) as cause:
         raise UsageError(f"'{env.id}' needs a package that is not installed: {cause}") from cause
     except TypeError as cause:
         raise UsageError(f"'{env.id}' does not take env.kwargs {env.kwargs}: {cause}") from cause
-    except (error.Error, OSError, ValueError, KeyError, AssertionError) as cause:
-        raise UsageError(f"'{env.id}' can't be made with env.kwargs {env.kwargs}: {cause}") from cause
+    except Exception as cause:
+        why = f"{type(cause).__name__}: {cause}"
+        raise UsageError(f"'{env.id}' can't be made with env.kwargs {env.kwargs}: {why}") from cause
 
 
 class TimeLimited:
@@ -92,13 +106,27 @@ def without_wrappers(environment: gymnasium.Env) -> gymnasium.Env | TimeLimited:
     return TimeLimited(inner, limit) if inner is environment.unwrapped else environment
 
 
-def _hush_mujoco() -> None:
-    """Keep MuJoCo from writing warnings and a MUJOCO_LOG.TXT in the working directory."""
+MUJOCO_WARNINGS: list[str] = []  # what MuJoCo warned of since this was last emptied
+
+
+def _listen_to_mujoco() -> None:
+    """MuJoCo's warnings are kept, instead of printed and written to a file in the working directory.
+
+    It resets a simulation by itself when numbers blow up, and says so only in a warning.
+    """
     try:
         import mujoco
     except ImportError:
         return
-    mujoco.set_mju_user_warning(lambda message: None)
+    mujoco.set_mju_user_warning(MUJOCO_WARNINGS.append)
+
+
+def check_mujoco() -> None:
+    """Refuse a step in which MuJoCo gave up on the simulation."""
+    unstable = [message for message in MUJOCO_WARNINGS if "unstable" in message]
+    MUJOCO_WARNINGS.clear()
+    if unstable:
+        raise EnvironmentFault(f"MuJoCo reset the simulation by itself: {unstable[0]}")
 
 
 def spec_of(environment: gymnasium.Env | TimeLimited, name: str) -> Spec:
@@ -149,7 +177,7 @@ def write_observation(spec: ArraySpec, into: np.ndarray, observation: Any) -> No
     array = np.asarray(observation)
     if array.shape != spec.shape:
         raise EnvironmentFault(f"the observation has shape {array.shape}, its space says {spec.shape}")
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiub" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         raise EnvironmentFault(f"the observation has dtype {array.dtype}, its space says {spec.dtype}")
     into[...] = array
 

@@ -1,6 +1,6 @@
 """A process's lanes: a function per lane, then one fixed order of addition over all lanes of the experiment.
 
-Why the bits don't depend on how many lanes a process holds (docs/determinism.md has the reasons):
+Why the bits don't depend on how many lanes a process holds (see also docs/determinism.md):
 every lane goes through the same program on the same shapes (a loop, never `vmap`); the lane axis is
 padded to at least two and the trip count is hidden from the compiler, which would otherwise treat a
 single lane differently; what follows a mean is fenced from what precedes it.

@@ -19,9 +19,10 @@ from safetensors.numpy import load, save
 
 from lockstep.errors import FileFault
 from lockstep.run.directory import sync_directory, write_file
+from lockstep.run.progress import Progress
 
 FORMAT = 1
-FOLDER, MANIFEST, SEAL, BEST = "checkpoints", "manifest.json", "manifest.sha256", "best.json"
+FOLDER, MANIFEST, SEAL = "checkpoints", "manifest.json", "manifest.sha256"
 MAX_MANIFEST, MAX_ARRAYS = 1 << 20, 4 << 30  # bytes; more than this is no checkpoint of ours
 
 Arrays = dict[str, np.ndarray]
@@ -30,7 +31,8 @@ Arrays = dict[str, np.ndarray]
 class Checkpoint(NamedTuple):
     learner: Arrays  # the learner's leaves by path
     episodes: Arrays  # the running episodes
-    progress: dict[str, Any]
+    progress: Progress
+    experiment: str  # the digest of the experiment it belongs to, whatever its budget
     machine: dict[str, Any]  # versions and numeric fingerprint
     exact: bool  # whether the promise of equal bits holds up to here
 
@@ -47,7 +49,7 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Commit a checkpoint and remove all but the newest `keep` and the best."""
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    path = folder / name_of(checkpoint.progress["steps"])
+    path = folder / name_of(checkpoint.progress.steps)
     if _is_valid(path):
         return path
     side = folder / f".tmp.{path.name}.{os.getpid()}"
@@ -60,7 +62,8 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
             write_file(side / name, content)
         manifest = {
             "format": FORMAT,
-            "progress": checkpoint.progress,
+            "progress": checkpoint.progress.to_json(),
+            "experiment": checkpoint.experiment,
             "machine": checkpoint.machine,
             "exact": checkpoint.exact,
             "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in files.items()},
@@ -75,7 +78,7 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
     except OSError:
         shutil.rmtree(side, ignore_errors=True)
         raise
-    _retain(run, keep)
+    _retain(run, keep, checkpoint.progress.best_steps)
     return path
 
 
@@ -108,11 +111,12 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint(
             arrays["learner.safetensors"],
             arrays["episodes.safetensors"],
-            dict(manifest["progress"]),
+            Progress.from_json(manifest["progress"]),
+            str(manifest["experiment"]),
             dict(manifest["machine"]),
             bool(manifest["exact"]),
         )
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise Damaged(f"checkpoint '{path}' is damaged: {type(error).__name__}: {error}.") from error
 
 
@@ -175,23 +179,7 @@ def remove_if_there(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def mark_best(run: Path, steps: int, score: float) -> None:
-    """Remember the checkpoint at `steps` as the one with the best evaluation."""
-    write_file(run / FOLDER / BEST, json.dumps({"checkpoint": name_of(steps), "return": score}).encode())
-
-
-def best(run: Path) -> Path | None:
-    """The checkpoint with the best evaluation, if there was one."""
-    try:
-        record = json.loads((run / FOLDER / BEST).read_bytes())
-        path = run / FOLDER / Path(str(record["checkpoint"])).name
-    except (OSError, KeyError, TypeError, ValueError):
-        return None
-    return path if path.is_dir() else None
-
-
-def _retain(run: Path, keep: int) -> None:
-    kept = best(run)
+def _retain(run: Path, keep: int, best_steps: int | None) -> None:
     for path in listed(run)[:-keep]:
-        if path != kept:
+        if best_steps is None or path.name != name_of(best_steps):
             remove(path)

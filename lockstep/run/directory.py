@@ -27,8 +27,8 @@ def new_name(preset: str, algo: str, seed: int) -> str:
 
 def check_writable(logdir: Path) -> None:
     """Refuse a place where a run can't be kept, before anything is started."""
-    existing = next(path for path in [logdir, *logdir.absolute().parents] if path.exists())
     try:
+        existing = next(path for path in [logdir, *logdir.absolute().parents] if path.exists())
         if not existing.is_dir():
             raise NotADirectoryError(20, "is a file, not a directory", str(existing))
         with tempfile.NamedTemporaryFile(dir=existing) as file:
@@ -43,11 +43,11 @@ def check_writable(logdir: Path) -> None:
 def create(logdir: Path, name: str, config: Config) -> Path:
     """A new run directory with its configuration."""
     path = logdir / name
-    if path.exists():
-        raise UsageError(
-            f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
-        )
     try:
+        if path.exists():
+            raise UsageError(
+                f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
+            )
         side = path.with_name(f".{path.name}.{os.getpid()}")  # so that a run is never without its configuration
         side.mkdir(parents=True)
         write_config(side, config)
@@ -65,10 +65,14 @@ def write_config(path: Path, config: Config) -> None:
 def read_config(path: Path) -> Config:
     """A run's configuration, or an error that says what isn't there."""
     file = path / CONFIG
-    if not file.is_file():
-        raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
     try:
-        return from_dict(tomllib.loads(file.read_text()))
+        if not file.is_file():
+            raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
+        content = file.read_text()
+    except OSError as error:
+        raise FileFault(f"'{file}' can't be read: {error.strerror or error}.") from error
+    try:
+        return from_dict(tomllib.loads(content))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
         raise FileFault(f"{file}: {error}") from error
 

@@ -13,6 +13,8 @@ from lockstep.address import Purpose
 from lockstep.envs.local import LocalEnvs, Step
 from lockstep.run.policy import TILE, TrainedPolicy
 
+LONGEST = 100_000  # steps after which an episode without an end of its own is cut
+
 
 class Evaluation(NamedTuple):
     returns: list[float]
@@ -66,16 +68,17 @@ def evaluate(policy: TrainedPolicy, episodes: int, seed: int) -> Evaluation:
 def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[list[float], list[int]]:
     """One episode of each environment: its return and its length."""
     n, spec = len(envs), envs.spec.observation
-    observation = np.zeros((n, *spec.shape), spec.dtype)
-    step = Step(
-        np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), np.zeros_like(observation), np.zeros_like(observation)
-    )
+    rows = np.zeros((3, n, *spec.shape), spec.dtype)
+    observation, step = rows[0], Step(np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), rows[1], rows[2])
     envs.start(observation)
     returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
-    while running.any():
+    while running.any() and lengths.max() < LONGEST:
         envs.step(choose(observation), step)
         observation[:] = step.observation
         returns[running] += step.reward[running]
         lengths[running] += 1
-        running &= ~(step.terminated | step.truncated)
+        ended = running & (step.terminated | step.truncated)
+        for i in np.flatnonzero(ended).tolist():
+            envs.retire(i)
+        running &= ~ended
     return returns.tolist(), lengths.tolist()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +14,34 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from lockstep.address import Purpose, integer
 from lockstep.config import build
 from lockstep.core import Box
 from lockstep.envs.make import Env, check_finite, make, one_command, spec_of, time_limit, write_observation
-from lockstep.errors import EnvironmentFault, FileFault, UsageError
+from lockstep.errors import EnvironmentFault, FileFault, LockstepError, UsageError
 
 RESETS = 20  # to measure the reset noise over
 EPISODE = 300  # steps of an episode that is replayed
+
+
+@contextlib.contextmanager
+def _told(env: Env) -> Iterator[None]:
+    """Whatever an environment raises is its fault, in one message."""
+    try:
+        yield
+    except LockstepError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(f"'{env.id}' raised {type(error).__name__}: {error}") from error
 
 
 def info(env: Env, steps: int) -> str:
     """Spaces and limits as declared; rewards and reset noise as measured."""
     environment = make(env)
     spec = spec_of(environment, env.id)
-    rewards, lengths = _random_rewards(environment, steps)
-    firsts = np.stack([np.asarray(environment.reset(seed=seed)[0], float) for seed in range(RESETS)])
+    with _told(env):
+        rewards, lengths = _random_rewards(environment, steps)
+        firsts = np.stack([np.asarray(environment.reset(seed=seed)[0], float) for seed in range(RESETS)])
     noise = firsts.std(0)
     limit = time_limit(environment)
     lines = {
@@ -81,8 +96,7 @@ def check(env: Env, seed: int) -> str:
     notes = [re.sub(r"\x1b\[\d+m|WARN: ", "", str(warning.message)).strip() for warning in warned]
     report += [f"note: {note}" for note in notes if "out of date" not in note]
     report.append("Gymnasium's checker: passed")
-    actions = np.random.default_rng(seed)
-    chosen = _random_actions(env, actions)
+    chosen = _random_actions(env, np.random.default_rng(seed))
     first = _record(env, seed, chosen, dirty=False)
     for dirty, name in ((False, "a fresh environment"), (True, "an environment that played another episode before")):
         again = _record(env, seed, chosen, dirty)
@@ -109,20 +123,27 @@ def _random_actions(env: Env, rng: np.random.Generator) -> np.ndarray:
 def _record(env: Env, seed: int, actions: np.ndarray, dirty: bool) -> list[Moment]:
     environment = make(env)
     spec = spec_of(environment, env.id)
-    if dirty:
-        environment.reset(seed=seed + 12345)
-        for action in actions[::-1]:
-            _, _, terminated, truncated, _ = environment.step(one_command(spec.action, env.action, action))
+    row = np.zeros(spec.observation.shape, spec.observation.dtype)
+    moments: list[Moment] = []
+
+    def episode(number: int, actions: np.ndarray) -> Iterator[Moment]:
+        observation, _ = environment.reset(seed=integer(seed, Purpose.CHECK, number))
+        yield np.array(observation), 0.0, False
+        for action in actions:
+            command = one_command(spec.action, env.action, action)
+            observation, reward, terminated, truncated, _ = environment.step(command)
+            write_observation(spec.observation, row, observation)
+            check_finite(row, "observation")
+            check_finite(np.asarray(reward), "reward")
+            yield np.array(observation), float(reward), bool(terminated or truncated)
             if terminated or truncated:
-                break
-    observation, _ = environment.reset(seed=seed)
-    moments: list[Moment] = [(np.array(observation), 0.0, False)]
-    for action in actions:
-        observation, reward, terminated, truncated, _ = environment.step(one_command(spec.action, env.action, action))
-        moments.append((np.array(observation), float(reward), bool(terminated or truncated)))
-        if terminated or truncated:
-            break
-    environment.close()
+                return
+
+    with _told(env):
+        if dirty:
+            list(episode(1, actions[::-1]))
+        moments = list(episode(0, actions))
+        environment.close()
     return moments
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -32,6 +33,7 @@ class Interrupt:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
+        os.write(2, b"\nlockstep: stopping after this update; Ctrl-C again stops at once\n")
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import re
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.core import Box
+from lockstep.core import Box, Spec
 from lockstep.envs.make import Env, make, one_command, spec_of
+from lockstep.errors import UsageError
+from lockstep.experiment import Experiment
+from lockstep.run.directory import write_file
 from lockstep.runtime import cache_directory
 
+COPIES = 4  # of an update's data: collected, by lane, as the networks see it, shuffled
 PACKAGES = ("lockstep-rl", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco", "box2d")
 
 
@@ -49,27 +57,25 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _kernels() -> str:
     """A hash of small programs whose last bits differ between kinds of CPU; kept with the compiled programs."""
-    file = cache_directory() / f"kernels-{hashlib.sha256(json.dumps(versions()).encode()).hexdigest()[:12]}"
-    try:
-        return file.read_text()
-    except OSError:
-        pass
+    flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_"))}
+    key = json.dumps([versions(), flags], sort_keys=True)
+    file = cache_directory() / f"kernels-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if re.fullmatch("[0-9a-f]{64}", kept := file.read_text()):
+            return kept
 
     def kernels(x: jax.Array) -> tuple[jax.Array, ...]:
         wave = jnp.tanh(x @ x.T)
-        return (
-            jnp.exp(-x).sum(),
-            jnp.linalg.qr(wave)[1],
-            jax.grad(lambda y: jnp.log1p(y * y).mean())(wave),
-            jnp.cumsum(x),
-        )
+        slope = jax.grad(lambda y: jnp.log1p(y * y).mean())(wave)
+        return jnp.exp(-x).sum(), jnp.linalg.qr(wave)[1], slope, jnp.cumsum(x)
 
     x = np.sin(np.arange(37 * 37, dtype=np.float32)).reshape(37, 37)
     sha = hashlib.sha256()
     for result in jax.jit(kernels)(x):
         sha.update(np.asarray(result).tobytes())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(sha.hexdigest())
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_file(file, sha.hexdigest().encode())
     return sha.hexdigest()
 
 
@@ -94,3 +100,25 @@ def simulation(env: Env, steps: int = 50) -> str:
     finally:
         environment.close()
     return sha.hexdigest()
+
+
+def check_memory(experiment: Experiment, spec: Spec) -> None:
+    """Refuse an update whose data can't fit, with the arithmetic, before anything is started."""
+    action = spec.action.low.nbytes if isinstance(spec.action, Box) else 4
+    seen = int(np.prod(spec.observation.shape)) * np.dtype(spec.observation.dtype).itemsize
+    row = 2 * seen + action + 30  # an observation and the next, an action, rewards and flags
+    needed, free = COPIES * experiment.batch * row, _free_memory()
+    if free is not None and needed > free:
+        raise UsageError(
+            f"an update of {experiment.batch:,} steps ({experiment.lanes} lanes x {experiment.envs_per_lane} envs"
+            f" x {experiment.collect.steps:,} steps) of {row:,} bytes needs about {needed / 2**30:.1f} GiB, and"
+            f" {free / 2**30:.1f} GiB are free. Lower collect.steps, envs_per_lane or lanes."
+        )
+
+
+def _free_memory() -> int | None:
+    """In bytes, where the system tells."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    return None

@@ -35,6 +35,7 @@ def plot(runs: list[Path], out: Path, column: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
     except OSError as error:
         raise FileFault(f"'{out}' can't be written: {error.strerror}.") from error
@@ -53,19 +54,16 @@ def summarize(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 
 
 def _groups(runs: list[Path], column: str) -> dict[str, list[Curve]]:
-    """Curves by experiment, seed aside; a label tells environment and algorithm, and apart those that share both."""
-    labels: dict[str, str] = {}
-    groups: dict[str, list[Curve]] = {}
+    """Curves by experiment, seed aside. A label is environment and algorithm, and a run's name where two share it."""
+    found: dict[str, tuple[str, list[Curve]]] = {}
     for run in runs:
         experiment = directory.read_config(run).experiment
-        data = to_dict(experiment)
-        del data["seed"]
+        what = repr({name: value for name, value in to_dict(experiment).items() if name != "seed"})
         label = f"{experiment.env.id} {algorithm_name(experiment.algo)}"
-        if label in groups and labels[label] != repr(data):
-            label = f"{label} {run.name}"
-        labels[label] = repr(data)
-        groups.setdefault(label, []).append(_curve(run, column))
-    return groups
+        if what not in found and any(label == other for other, _ in found.values()):
+            label = f"{label}, {run.name}"
+        found.setdefault(what, (label, []))[1].append(_curve(run, column))
+    return dict(found.values())
 
 
 def _curve(run: Path, column: str) -> Curve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lockstep.errors import FileFault, UsageError
 from lockstep.experiment import Experiment, algorithm_name
 from lockstep.networks import mlp_policy
 from lockstep.run import checkpoint, directory
+from lockstep.run.checkpoint import Checkpoint
 
 TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
 
@@ -76,30 +78,31 @@ class TrainedPolicy:
         return np.concatenate(chosen)
 
 
-def find(run: Path, which: str) -> Path:
-    """The path of the checkpoint `newest`, `best`, or a number of steps."""
+def find(run: Path, which: str) -> tuple[Path, Checkpoint]:
+    """The checkpoint `newest`, `best`, or at a number of steps; one that is damaged is named."""
+    path, saved, messages = checkpoint.newest(run)
+    for message in messages:
+        print(f"lockstep: {message}", file=sys.stderr)
     if which == "newest":
-        path, _, _ = checkpoint.newest(run)
-        return path
+        return path, saved
     if which == "best":
-        path_or_none = checkpoint.best(run)
-        if path_or_none is None:
-            raise UsageError(f"'{run}' has no best checkpoint: it was never evaluated while training.")
-        return path_or_none
+        if saved.progress.best_steps is None:
+            raise UsageError(f"'{run}' has no best checkpoint: it was not evaluated while it trained.")
+        which = str(saved.progress.best_steps)
     known = {str(int(path.name.removeprefix("step_"))): path for path in checkpoint.listed(run)}
     if which not in known:
         raise UsageError(f"'{run}' has no checkpoint '{which}'. There is: newest, best, {', '.join(known)}.")
-    return known[which]
+    return known[which], checkpoint.read(known[which])
 
 
 def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     """The policy of a run, from its `newest` or `best` checkpoint or the one at a number of steps."""
     run = Path(run)
     experiment = directory.read_config(run).experiment
+    path, saved = find(run, which)
     environment = make(experiment.env)
     spec = spec_of(environment, experiment.env.id)
     environment.close()
-    path = find(run, which)
     policy, algorithm = assemble(experiment, spec)
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
-    return TrainedPolicy(experiment, spec, learner_from(checkpoint.read(path).learner, algorithm, path), actor)
+    return TrainedPolicy(experiment, spec, learner_from(saved.learner, algorithm, path), actor)

@@ -22,6 +22,7 @@ class Progress:
     seconds: float = 0.0  # since the run began, over all the times it was resumed
     recent: tuple[tuple[float, int], ...] = ()  # return and length of the newest episodes
     best: float | None = None  # the best evaluation so far
+    best_steps: int | None = None  # and when it was
 
     def after(self, steps: int, episodes: list[Episode], seconds: float) -> Progress:
         """One update later, `seconds` after the run began."""
@@ -47,7 +48,7 @@ class Progress:
         """With an evaluation, if there was one; whether it is the best so far."""
         if score is None or (self.best is not None and score <= self.best):
             return self, False
-        return dataclasses.replace(self, best=score), True
+        return dataclasses.replace(self, best=score, best_steps=self.steps), True
 
     @property
     def returns(self) -> tuple[float, float, float]:
@@ -62,5 +63,15 @@ class Progress:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Progress:
+        """What `to_json` gave; ValueError, KeyError or TypeError for anything else."""
         recent = tuple((float(total), int(length)) for total, length in data["recent"])
-        return Progress(**{**data, "recent": recent})
+        best, best_steps = data["best"], data["best_steps"]
+        return Progress(
+            updates=int(data["updates"]),
+            steps=int(data["steps"]),
+            episodes=int(data["episodes"]),
+            seconds=float(data["seconds"]),
+            recent=recent,
+            best=None if best is None else float(best),
+            best_steps=None if best_steps is None else int(best_steps),
+        )

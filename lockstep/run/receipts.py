@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep import tree
-from lockstep.run import checkpoint, directory
+from lockstep.run import directory
+from lockstep.run.policy import find
 from lockstep.run.report import read_metrics
 
 
@@ -19,8 +20,8 @@ class Receipt(NamedTuple):
 
 def receipt(run: Path) -> Receipt:
     directory.read_config(run)
-    _, saved, _ = checkpoint.newest(run)
-    updates, steps = int(saved.progress["updates"]), int(saved.progress["steps"])
+    _, saved = find(run, "newest")
+    updates, steps = saved.progress.updates, saved.progress.steps
     digest = tree.digest_of_paths(saved.learner)
     return Receipt(updates, steps, digest, _compare(run, updates, digest))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
+import itertools
 import math
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from lockstep import tree
 from lockstep.core import Learner, Trajectory
@@ -24,6 +28,8 @@ from lockstep.run.progress import Progress
 FIRST = ("update", "steps", "seconds", "steps_per_second", "episodes", "return_mean", "return_std", "length_mean")
 SECOND = ("kl", "entropy", "explained_variance")
 LAST = ("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
+
+HISTOGRAM_BINS = 64
 
 Row = Mapping[str, float | int | str]
 
@@ -52,10 +58,12 @@ class MetricsFile:
 
 
 def read_metrics(run: Path) -> list[dict[str, str]]:
-    """The complete rows of a run's metrics.csv."""
-    text = (run / METRICS).read_text()
-    whole = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(io.StringIO(whole)))
+    """The complete rows of a run's metrics.csv, up to the first that a crash left damaged."""
+    content = (run / METRICS).read_bytes()
+    lines = content[: content.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]
+    rows = list(csv.DictReader(io.StringIO("\n".join(line for line in lines if "\0" not in line))))
+    whole = itertools.takewhile(lambda row: None not in row.values() and (row["update"] or "").isdigit(), rows)
+    return list(whole)
 
 
 def _csv(columns: list[str], rows: list[dict[str, str]]) -> str:
@@ -73,26 +81,35 @@ def _text(value: float | int | str) -> str:
 
 
 class Events:
-    """TensorBoard: a scalar for each number of a row, histograms of weights, actions and returns."""
+    """TensorBoard: a scalar for each number of a row, histograms of weights, actions and returns.
 
-    def __init__(self, run: Path, steps: int) -> None:
-        purge = {"purge_step": steps + 1} if steps else {}  # points after the checkpoint are hidden
-        self._writer = SummaryWriter(str(run), **purge)
+    Written in this thread, so that a full disk is an error here and not a writer that never answers.
+    """
+
+    def __init__(self, run: Path, resumed_at: int | None) -> None:
+        self._writer = EventsWriter(str(run / "events"))
+        if resumed_at is not None:  # points after the checkpoint are hidden
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=resumed_at + 1, session_log=start, wall_time=time.time()))
 
     def scalars(self, row: Row) -> None:
         for name, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value) and name not in ("update", "steps"):
-                self._writer.add_scalar(_tag(name), value, int(row["steps"]))
+                self._add(summary.scalar(_tag(name), value), int(row["steps"]))
+        self._writer.flush()
 
     def histograms(self, steps: int, learner: Learner, trajectory: Trajectory, progress: Progress) -> None:
-        for name, leaf in tree.paths(learner.params).items():
-            self._writer.add_histogram(f"weights/{name}", np.asarray(leaf), steps)
+        named = {f"weights/{name}": np.asarray(leaf) for name, leaf in tree.paths(learner.params).items()}
         actions = trajectory.action
         columns = actions.reshape(-1, actions.shape[-1]).T if actions.ndim > 3 else [actions.reshape(-1)]
-        for i, column in enumerate(columns):
-            self._writer.add_histogram(f"actions/{i}", column, steps)
+        named |= {f"actions/{i}": column for i, column in enumerate(columns)}
         if progress.recent:
-            self._writer.add_histogram("returns", np.asarray([total for total, _ in progress.recent]), steps)
+            named["returns"] = np.asarray([total for total, _ in progress.recent])
+        for name, values in named.items():
+            self._add(summary.histogram(name, values.ravel(), bins=HISTOGRAM_BINS), steps)
+
+    def _add(self, what: Any, steps: int) -> None:
+        self._writer.write_event(Event(step=steps, summary=what, wall_time=time.time()))
 
     def close(self) -> None:
         self._writer.close()
@@ -153,11 +170,11 @@ class Screen:
 class Reporter:
     """All of a run's observers, told once per update."""
 
-    def __init__(self, path: Path, experiment: Experiment, start: Progress) -> None:
+    def __init__(self, path: Path, experiment: Experiment, start: Progress, resumed: bool) -> None:
         self._path, self._experiment = path, experiment
         self._screen = Screen(experiment.steps)
         self._file = MetricsFile(path, start.updates)
-        self._events = Events(path, start.steps)
+        self._events = Events(path, start.steps if resumed else None)
         doing = f"resuming at {start.steps:,} steps" if start.steps else "training"
         algorithm = algorithm_name(experiment.algo)
         self.say(f"{doing}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {path}")
@@ -212,13 +229,14 @@ class Reporter:
 
     def __exit__(self, *_: object) -> None:
         for observer in (self._screen, self._events, self._file):
-            observer.close()
+            with contextlib.suppress(OSError):  # what could not be written was told when it happened
+                observer.close()
 
 
 class Silent:
     """The reporter of a rank that leaves the talking to the root."""
 
-    def __init__(self, path: Path, experiment: Experiment, start: Progress) -> None:
+    def __init__(self, path: Path, experiment: Experiment, start: Progress, resumed: bool) -> None:
         pass
 
     def say(self, message: str) -> None:

@@ -12,7 +12,7 @@ from lockstep import tree
 from lockstep.collect import Collector, joined
 from lockstep.core import Learner
 from lockstep.errors import FileFault
-from lockstep.experiment import Watch
+from lockstep.experiment import Config
 from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint
@@ -25,9 +25,16 @@ class Saver:
     """Writes a run's checkpoints. `exact`: whether the promise of equal bits holds."""
 
     def __init__(
-        self, path: Path, watch: Watch, machine: dict[str, Any], exact: bool, say: Callable[[str], None], comm: Comm
+        self,
+        path: Path,
+        config: Config,
+        machine: dict[str, Any],
+        exact: bool,
+        say: Callable[[str], None],
+        comm: Comm,
     ) -> None:
-        self._path, self._watch, self._machine, self._exact = path, watch, machine, exact
+        self._path, self._watch, self._machine, self._exact = path, config.watch, machine, exact
+        self._experiment = config.experiment.digest
         self._say, self._comm = say, comm
         self._failures = 0
         self._saved_at: int | None = None
@@ -37,9 +44,6 @@ class Saver:
     ) -> None:
         if is_best or progress.crossed(self._watch.checkpoint_every, batch):
             self.save(progress, learner, collector)
-        if is_best and progress.best is not None and self._saved_at == progress.steps:
-            best = progress.best
-            self._comm.on_root(lambda: checkpoint.mark_best(self._path, progress.steps, best))
 
     def save(self, progress: Progress, learner: Learner, collector: Collector, last: bool = False) -> None:
         """Write a checkpoint. A full disk is survived: the next attempt may do better, the last one must."""
@@ -51,7 +55,7 @@ class Saver:
 
     def _write(self, progress: Progress, learner: Learner, episodes: dict[str, np.ndarray], last: bool) -> bool:
         arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
-        state = Checkpoint(arrays, episodes, progress.to_json(), self._machine, self._exact)
+        state = Checkpoint(arrays, episodes, progress, self._experiment, self._machine, self._exact)
         try:
             checkpoint.write(self._path, state, self._watch.keep)
         except OSError as error:

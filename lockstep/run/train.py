@@ -21,6 +21,7 @@ from lockstep.address import Purpose, words
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
+from lockstep.envs.make import make, spec_of
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
 from lockstep.parallel.comm import Comm, Solo
@@ -53,7 +54,9 @@ class Start(NamedTuple):
 
     progress: Progress = Progress()
     saved: tuple[Path, Checkpoint] | None = None
+    resumed: bool = False
     exact: bool = True  # whether the promise of equal bits holds so far
+    strict: bool = False  # refuse to go on where it doesn't
 
 
 def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
@@ -91,23 +94,34 @@ def resume(
 
 def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, strict: bool) -> Start:
     """The newest valid checkpoint, with the run directory put in order. A run killed before its first starts anew."""
-    start = Start()
-    messages: list[str] = []
+    start = Start(resumed=True, strict=strict)
+    notes: list[str] = []
+    doubts: list[str] = []
     if checkpoint.listed(path):
-        found, saved, messages = checkpoint.newest(path)
-        changed = machine.differences(saved.machine, now)
-        if changed:
-            messages.append(f"bits may differ from here on: {', '.join(changed)}.")
-        start = Start(Progress.from_json(saved.progress), (found, saved), saved.exact and not changed)
+        found, saved, notes = checkpoint.newest(path)
+        if saved.experiment != config.experiment.digest:
+            raise FileFault(f"'{path / directory.CONFIG}' is not the experiment of '{found}': it was changed.")
+        doubts = _doubts(saved, machine.differences(saved.machine, now), steps, config.experiment)
+        start = start._replace(progress=saved.progress, saved=(found, saved), exact=not doubts)
     if steps is not None and start.progress.steps > steps:
         raise UsageError(f"--steps {steps}: the run is at {start.progress.steps} steps already.")
-    if strict and not start.exact:
-        raise FileFault(f"--strict: {' '.join(messages)}")
-    for message in messages:
+    if strict and doubts:
+        raise FileFault(f"--strict: {' '.join(doubts)}")
+    for message in [*notes, *doubts]:
         Reporter.warn(message)
     checkpoint.set_aside(path)
     directory.write_config(path, config)
     return start
+
+
+def _doubts(saved: Checkpoint, changed: list[str], steps: int | None, experiment: Experiment) -> list[str]:
+    """Why the bits of a run that was never stopped are not promised, if they aren't."""
+    doubts = [] if saved.exact else ["the run has been continued before where bits may differ."]
+    if changed:
+        doubts.append(f"bits may differ from here on: {', '.join(changed)}.")
+    if steps is not None and experiment.algo.schedule != "constant":  # type: ignore[attr-defined]
+        doubts.append("another budget is another learning-rate schedule: not the run that config.toml alone gives.")
+    return doubts
 
 
 def _lanes_of(experiment: Experiment, comm: Comm) -> range:
@@ -117,6 +131,9 @@ def _lanes_of(experiment: Experiment, comm: Comm) -> range:
 
 
 def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
+    sample = make(experiment.env)
+    machine.check_memory(experiment, spec_of(sample, experiment.env.id))
+    sample.close()
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
     return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
 
@@ -129,14 +146,17 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
     discount = experiment.algo.discount  # type: ignore[attr-defined]
     collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount)
     observer = Reporter if comm.rank == 0 else Silent
-    with observer(path, experiment, start.progress) as reporter, Interrupt() as interrupt, _episode_saved(path):
+    with (
+        _garbage_frozen(),
+        observer(path, experiment, start.progress, start.resumed) as reporter,
+        Interrupt() as interrupt,
+        _episode_saved(path),
+    ):
         learner, exact = _first(algorithm, experiment, collector, start, comm)
-        saver = Saver(path, watch, here, exact, reporter.say, comm)
+        saver = Saver(path, config, here, exact, reporter.say, comm)
         progress, digest, stop = start.progress, tree.digest(learner), None
         if start.saved is None:
             saver.save(progress, learner, collector)
-        gc.collect()
-        gc.freeze()  # what is there by now stays: no need to look through all of JAX for garbage at every turn
         began = time.perf_counter()
         while progress.steps < experiment.steps and stop is None:
             started, waited = time.perf_counter(), comm.seconds
@@ -194,12 +214,18 @@ def _first(
         collector.start()
         return first_learner(algorithm, experiment.seed), start.exact
     path, saved = start.saved
+    if not collector.accepts(saved.episodes):
+        raise FileFault(f"checkpoint '{path}' does not hold the episodes of this run's environments.")
     strangers = [env for rank in comm.share(collector.restore(saved.episodes)) for env in rank]
-    if strangers and comm.rank == 0:
-        Reporter.warn(
+    if strangers:
+        why = (
             f"environment {strangers[0]} did not repeat itself when its running episode was replayed: it is not a"
-            " function of its seed and actions. The run goes on, but not with the bits of one that was never stopped."
+            " function of its seed and actions."
         )
+        if start.strict:
+            raise EnvironmentFault(f"--strict: {why}")
+        if comm.rank == 0:
+            Reporter.warn(f"{why} The run goes on, but not with the bits of one that was never stopped.")
     return learner_from(saved.learner, algorithm, path), start.exact and not strangers
 
 
@@ -260,6 +286,17 @@ def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path:
 
 
 @contextlib.contextmanager
+def _garbage_frozen() -> Iterator[None]:
+    """What is there by now stays: no need to look through all of JAX for garbage at every turn."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
 def _episode_saved(path: Path) -> Iterator[None]:
     """Keep the actions of an episode in which the environment broke its contract, and say how to replay it."""
     try:
@@ -269,10 +306,8 @@ def _episode_saved(path: Path) -> Iterator[None]:
         file.parent.mkdir(exist_ok=True)
         record = {"env": dataclasses.asdict(broken.env), "seed": broken.seed, "actions": broken.actions.tolist()}
         directory.write_file(file, json.dumps(record).encode())
-        after = f", after action {broken.actions[-1]}" if len(broken.actions) else ""
         raise EnvironmentFault(
-            f"environment {broken.number} ('{broken.env.id}') broke its contract: {broken.why},"
-            f" at step {len(broken.actions)} of the episode with seed {broken.seed}{after}.\n"
+            f"{broken}\n"
             f"Replay it with: lockstep check {broken.env.id} --replay {file}\n"
             f"The checkpoints in '{path}' are as they were."
         ) from broken

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import gymnasium
 import imageio.v2 as imageio
 import numpy as np
+from gymnasium.envs.mujoco import MujocoEnv
 
 from lockstep.address import Purpose, integer
 from lockstep.envs.make import Env, make
-from lockstep.errors import FileFault, UsageError
+from lockstep.errors import EnvironmentFault, FileFault, UsageError
+from lockstep.run.evaluate import LONGEST
 from lockstep.run.policy import TrainedPolicy
 
 NO_RENDERER = (
@@ -69,24 +71,29 @@ def _drawing(policy: TrainedPolicy) -> gymnasium.Env:
     except UsageError:
         raise
     except Exception as error:
-        mujoco = type(error).__module__.startswith(("mujoco", "OpenGL")) or "gl" in str(error).lower()
-        reason = f"{NO_RENDERER} ({error})" if mujoco else f"'{env.id}' can't be drawn: {error}"
-        raise UsageError(reason) from error
+        if type(error).__module__.startswith(("mujoco", "OpenGL")) or "OpenGL" in str(error):
+            raise UsageError(f"{NO_RENDERER} ({error})") from error
+        raise EnvironmentFault(f"'{env.id}' can't be drawn: {type(error).__name__}: {error}") from error
     if not isinstance(frame, np.ndarray):
         raise UsageError(f"'{env.id}' has no picture to show: it does not support render_mode 'rgb_array'.")
     return environment
 
 
 def _with_following_camera(env: Env) -> Env:
-    """MuJoCo models that move have a camera 'track', which Gymnasium leaves unused unless it is asked for."""
+    """Gymnasium's MuJoCo models that move have a camera 'track', which is left unused unless it is asked for."""
     environment = make(env)
-    model: Any = getattr(environment.unwrapped, "model", None)
+    base = environment.unwrapped
     environment.close()
-    if type(model).__module__.startswith("mujoco") and not env.kwargs.keys() & {"camera_name", "camera_id"}:
-        names = {model.camera(i).name for i in range(model.ncam)}
-        if "track" in names:
-            return dataclasses.replace(env, kwargs={**env.kwargs, "camera_name": "track"})
-    return env
+    if not isinstance(base, MujocoEnv) or env.kwargs.keys() & {"camera_name", "camera_id"}:
+        return env
+    if "track" not in {base.model.camera(i).name for i in range(base.model.ncam)}:
+        return env
+    following = dataclasses.replace(env, kwargs={**env.kwargs, "camera_name": "track"})
+    try:
+        make(following).close()
+    except UsageError:  # an environment of somebody's own, which takes no camera
+        return env
+    return following
 
 
 def _episode(policy: TrainedPolicy, environment: gymnasium.Env, path: Path, seed: int) -> Video:
@@ -102,7 +109,7 @@ def _episode(policy: TrainedPolicy, environment: gymnasium.Env, path: Path, seed
         video: Any = imageio.get_writer(side, **settings)
         with video:
             video.append_data(environment.render())
-            while not ended:
+            while not ended and steps < LONGEST:
                 observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
                 video.append_data(environment.render())
                 total, steps, ended = total + float(reward), steps + 1, terminated or truncated

@@ -35,7 +35,10 @@ REFUSED = {
         ["train", "pendulum", "--steps", "-5"],
         "argument --steps: must be a whole number above 0, not -5",
     ),
-    "steps in words": (["train", "pendulum", "--steps", "many"], "argument --steps: invalid _count value"),
+    "steps in words": (
+        ["train", "pendulum", "--steps", "many"],
+        "argument --steps: must be a whole number above 0, not many",
+    ),
     "an unknown algorithm": (["train", "pendulum", "--algo", "pppo"], "unknown algorithm 'pppo'. Did you mean 'ppo'"),
     "a mistyped option": (
         ["train", "pendulum", "--sed", "1"],

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.cli import main
+from lockstep.run.checkpoint import listed, newest
 from lockstep.run.train import resume
 from tests.laws.process import digest_in, options, rows, run, start_and_wait
 from tests.laws.table import BATCH, every_experiment, settings
 
-UPDATES = 10
+UPDATES = 14
 
 
 @every_experiment
@@ -39,26 +41,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train_arguments(logdir: Path) -> list[str]:
-    return ["train", "Hopper-v5", *options(settings(UPDATES)), "--logdir", str(logdir), "--name", "run"]
+    watched = {"watch.eval_every": 256, "watch.eval_episodes": 1, "watch.checkpoint_every": 256}
+    return ["train", "Hopper-v5", *options(settings(UPDATES, **watched)), "--logdir", str(logdir), "--name", "run"]
 
 
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, undisturbed: str) -> None:
-    """kill -9 in the middle of whatever is going on: collecting, updating, writing a checkpoint."""
+    """kill -9 in the middle of whatever is going on: starting, collecting, updating, evaluating, saving."""
     rng = random.Random(11)
     path = tmp_path / "run"
     arguments = train_arguments(tmp_path)
-    for after in (1, 3, 6):
-        process = start_and_wait(arguments, path, min(rows(path), after) if after > 1 else 1)
-        time.sleep(rng.uniform(0.0, 0.1))
+    reached = []
+    for more in (1, 2, 0, 2):
+        process = start_and_wait(arguments, path, rows(path) + more)
+        time.sleep(rng.uniform(0.0, 0.05 if more else 1.0))
         process.kill()
         process.communicate()
-        assert process.returncode in (-signal.SIGKILL, 0)
+        assert process.returncode == -signal.SIGKILL
+        reached.append(rows(path))
         arguments = ["resume", str(path)]
+    assert reached[0] >= 1
+    assert reached[-1] > reached[0]
     finished = run("resume", str(path))
     assert finished.returncode == 0, finished.stderr
     assert digest_in(finished.stdout) == undisturbed
     assert rows(path) == UPDATES
     assert not list((path / "checkpoints").glob(".tmp*"))
+    assert lockstep.load(path, "best") is not None
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -113,7 +121,31 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_does_not_repeat_itself_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    chance = {"env.kwargs": {"what": "random", "at": 64}}  # the newest observation when two updates are made
+    # the random observation is the newest when two updates are made
+    chance = {"env.kwargs": {"what": "random", "at": 64}, "algo.schedule": "constant"}
     lockstep.train("lockstep.envs.testing:Scripted-v0", logdir=tmp_path, name="run", settings=settings(2, **chance))
-    resume(tmp_path / "run", steps=6 * BATCH)
-    assert "did not repeat itself" in capfd.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "--steps", str(4 * BATCH), "--strict"]) == 3
+    assert main(["resume", str(tmp_path / "run"), "--steps", str(4 * BATCH)]) == 0
+    told = capfd.readouterr().err
+    assert told.count("did not repeat itself") == 2
+    assert not newest(tmp_path / "run")[1].exact
+    assert main(["resume", str(tmp_path / "run"), "--strict"]) == 5
+    assert "--strict: the run has been continued before" in capfd.readouterr().err
+
+
+def test_a_changed_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    file = done.path / "config.toml"
+    file.write_text(file.read_text().replace("clip = 0.2", "clip = 0.3"))
+    assert main(["resume", str(done.path)]) == 5
+    assert "it was changed" in capsys.readouterr().err
+
+
+def test_the_best_checkpoint_survives_whatever_was_kept(tmp_path: Path) -> None:
+    """It is remembered in every later checkpoint, so no kill between two files can lose it."""
+    watched = {"watch.eval_every": 256, "watch.eval_episodes": 1, "watch.keep": 1, "watch.checkpoint_every": 256}
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(6, **watched))
+    saved = newest(done.path)[1]
+    assert saved.progress.best == done.eval_return
+    kept = [int(path.name.removeprefix("step_")) for path in listed(done.path)]
+    assert kept == sorted({saved.progress.best_steps, saved.progress.steps})

@@ -21,14 +21,16 @@ from hypothesis.extra import numpy as arrays
 from lockstep.errors import FileFault
 from lockstep.run import checkpoint
 from lockstep.run.checkpoint import Checkpoint, Damaged, name_of, newest, read, set_aside, write
+from lockstep.run.progress import Progress
 
 ODD_BITS = [0x80000000, 0x7FC00001, 0xFFC12345, 0x7F812345, 1, 0x807FFFFF, 0x7F800000]  # -0, NaNs, denormals, infinity
 ODD = np.array(ODD_BITS, np.uint32).view(np.float32)
 
 
-def at(steps: int, learner: dict[str, np.ndarray] | None = None) -> Checkpoint:
+def at(steps: int, learner: dict[str, np.ndarray] | None = None, best_steps: int | None = None) -> Checkpoint:
     learner = {"params/w": np.float32([1, 2, 3])} if learner is None else learner
-    return Checkpoint(learner, {"length": np.int64([4, 0])}, {"steps": steps, "seconds": 0.1}, {"cpu": "x"}, True)
+    progress = Progress(steps=steps, seconds=0.1, best_steps=best_steps)
+    return Checkpoint(learner, {"length": np.int64([4, 0])}, progress, "e", {"cpu": "x"}, True)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -52,13 +54,14 @@ def test_what_is_written_is_read_bit_for_bit(
     learner: dict[str, np.ndarray], episode: np.ndarray, number: float, exact: bool
 ) -> None:
     learner = learner | {"odd": ODD}
-    saved = Checkpoint(learner, {"actions": episode}, {"steps": 7, "number": number}, {"é": [1, None]}, exact)
+    progress = Progress(steps=7, recent=((number, 3),), best=-0.0, best_steps=2)
+    saved = Checkpoint(learner, {"actions": episode}, progress, "é", {"é": [1, None]}, exact)
     with tempfile.TemporaryDirectory() as run:
         found = read(write(Path(run), saved, keep=1))
     assert same(found.learner, learner)
     assert same(found.episodes, {"actions": episode})
-    assert np.float64(found.progress["number"]).tobytes() == np.float64(number).tobytes() or number != number
-    assert (found.progress["steps"], found.machine, found.exact) == (7, {"é": [1, None]}, exact)
+    assert repr(found.progress) == repr(progress)
+    assert (found.experiment, found.machine, found.exact) == ("é", {"é": [1, None]}, exact)
 
 
 VIEWS = {
@@ -91,7 +94,7 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=f"{name_of(1)}' is damaged"):
             read(path)
         file.write_bytes(content)
-        assert read(path).progress["steps"] == 1
+        assert read(path).progress.steps == 1
 
 
 @pytest.mark.parametrize("of_arrays", [True, False], ids=["arrays", "the rest"])
@@ -117,35 +120,20 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, of_arrays: bool) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    for steps in (10, 20):
-        write(tmp_path, at(steps), keep=3)
-    checkpoint.mark_best(tmp_path, 20, 1.5)
-    for steps in range(30, 80, 10):
-        write(tmp_path, at(steps), keep=3)
+    for steps in (10, 20, 30, 40, 50, 60, 70):
+        write(tmp_path, at(steps, best_steps=20 if steps >= 20 else None), keep=3)
     assert stepped(tmp_path) == [20, 50, 60, 70]
-    assert checkpoint.best(tmp_path) == tmp_path / "checkpoints" / name_of(20)
-    checkpoint.mark_best(tmp_path, 70, 2.5)
-    write(tmp_path, at(80), keep=2)
+    write(tmp_path, at(80, best_steps=70), keep=2)
     assert stepped(tmp_path) == [70, 80]
-    write(tmp_path, at(90), keep=1)
-    assert stepped(tmp_path) == [70, 90]
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {name_of(70), name_of(90), "best.json"}
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"{", b'{"checkpoint": "step_000000000099"}', b"\xff"])
-def test_there_is_no_best_where_its_record_is_damaged(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path, at(10), keep=1)
-    (tmp_path / "checkpoints" / "best.json").write_bytes(content)
-    assert checkpoint.best(tmp_path) is None
-    write(tmp_path, at(20), keep=1)
-    assert stepped(tmp_path) == [20]
+    write(tmp_path, at(90, best_steps=70), keep=1)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {name_of(70), name_of(90)}
 
 
 def test_what_unfinished_writes_left_is_ignored_and_removed(tmp_path: Path) -> None:
     folder = write(tmp_path, at(10), keep=2).parent
     for leftover in (f".tmp.{name_of(20)}.123", f".del.{name_of(5)}"):
         shutil.copytree(folder / name_of(10), folder / leftover)
-    (folder / ".best.json.123").write_bytes(b"{")
+    (folder / ".file.123").write_bytes(b"{")
     assert newest(tmp_path)[0].name == name_of(10)
     set_aside(tmp_path)
     assert [path.name for path in folder.iterdir()] == [name_of(10)]
@@ -156,7 +144,7 @@ def test_an_older_checkpoint_is_used_where_newer_ones_are_damaged_and_these_are_
     (paths[1] / "learner.safetensors").write_bytes(b"")
     (paths[2] / "manifest.json").unlink()
     path, found, messages = newest(tmp_path)
-    assert (path, found.progress["steps"]) == (paths[0], 10)
+    assert (path, found.progress.steps) == (paths[0], 10)
     assert [name_of(30) in messages[0], name_of(20) in messages[1]] == [True, True]
     assert all(message.endswith("An older one is used.") for message in messages)
     for _ in range(2):
@@ -200,7 +188,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_no_rubbish(
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, at(20), keep=1)
     assert [path.name for path in folder.iterdir()] == [name_of(10)]
-    assert newest(tmp_path)[1].progress["steps"] == 10
+    assert newest(tmp_path)[1].progress.steps == 10
 
 
 class Killed(BaseException):
@@ -239,7 +227,7 @@ def test_a_kill_between_any_two_file_operations_loses_nothing(
                 survived.append(kill_at)
             except Killed:
                 pass
-        assert newest(run)[1].progress["steps"] >= 20, f"killed at operation {kill_at}"
+        assert newest(run)[1].progress.steps >= 20, f"killed at operation {kill_at}"
         assert all(read(path) for path in checkpoint.listed(run))
         if survived:
             break
@@ -251,6 +239,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from lockstep.run.checkpoint import Checkpoint, write
+from lockstep.run.progress import Progress
 
 for line in sys.stdin:  # the step from which the next life counts
     child = os.fork()
@@ -258,7 +247,7 @@ for line in sys.stdin:  # the step from which the next life counts
         os.write(1, f"{os.getpid()}\\n".encode())
         for steps in range(int(line), 10**9):
             leaf = np.full(20_000, steps, np.float32)
-            write(Path(sys.argv[1]), Checkpoint({"w": leaf}, {}, {"steps": steps}, {}, True), keep=1)
+            write(Path(sys.argv[1]), Checkpoint({"w": leaf}, {}, Progress(steps=steps), "", {}, True), keep=1)
             os.write(1, f"{steps}\\n".encode())
     os.waitpid(child, 0)
     os.write(1, b"dead\\n")
@@ -280,7 +269,7 @@ def test_kill_9_never_goes_back_behind_a_confirmed_checkpoint(tmp_path: Path) ->
             while (line := process.stdout.readline()) != "dead\n":
                 confirmed = int(line)
             _, found, messages = newest(tmp_path)
-            reached = found.progress["steps"]
+            reached = found.progress.steps
             assert not messages
             assert reached >= confirmed
             assert (found.learner["w"] == reached).all()

@@ -17,8 +17,8 @@ SCRIPTED = "lockstep.envs.testing:Scripted-v0"
 def blank(envs: LocalEnvs) -> Step:
     """Filled with what no environment says."""
     n, spec = len(envs), envs.spec.observation
-    rows = np.full((2, n, *spec.shape), -77, spec.dtype)
-    return Step(np.full(n, -77.0), np.ones(n, bool), np.ones(n, bool), *rows)
+    rows = np.full((2, n, *spec.shape), 77, spec.dtype)
+    return Step(np.full(n, 77.0), np.ones(n, bool), np.ones(n, bool), *rows)
 
 
 def started(envs: LocalEnvs) -> np.ndarray:
@@ -127,11 +127,11 @@ def test_an_episode_without_a_step_has_no_actions_and_restores() -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("nan", "the observation is nan at index 1$"),
-        ("inf", "the observation is inf at index 1$"),
-        ("nan-reward", "the reward is nan$"),
-        ("raise", "it raised RuntimeError: scripted failure$"),
-        ("shape", r"the observation has shape \(2,\), its space says \(3,\)$"),
+        ("nan", "the observation is nan at index 1, at step 5"),
+        ("inf", "the observation is inf at index 1, at step 5"),
+        ("nan-reward", "the reward is nan, at step 5"),
+        ("raise", "it raised RuntimeError: scripted failure, at step 5"),
+        ("shape", r"the observation has shape \(2,\), its space says \(3,\), at step 5"),
     ],
 )
 def test_a_broken_episode_is_named_and_can_be_replayed(what: str, message: str) -> None:
@@ -193,3 +193,80 @@ def test_closing_twice_is_fine() -> None:
     envs = LocalEnvs(Env("CartPole-v1"), 0, [0])
     envs.close()
     envs.close()
+
+
+class Odd(gymnasium.Env):
+    """Observations of whatever kind the test wants."""
+
+    def __init__(self, space: gymnasium.spaces.Space, observation: object) -> None:
+        self.observation_space, self.action_space = space, gymnasium.spaces.Discrete(2)
+        self._observation = observation
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[object, dict]:
+        super().reset(seed=seed)
+        return self.observation_space.low, {}
+
+    def step(self, action: int) -> tuple[object, float, bool, bool, dict]:
+        return self._observation, 0.0, False, False, {}
+
+
+PIXELS, REAL = gymnasium.spaces.Box(0, 255, (2,), np.uint8), gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+SCALAR = gymnasium.spaces.Box(-1, 1, (), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "observation"),
+    [
+        (PIXELS, np.array([np.nan, 0.7])),
+        (PIXELS, np.array([1, 300], np.int64)),
+        (REAL, np.array(["a", "b"])),
+        (REAL, np.array([1j, 2j])),
+        (REAL, None),
+    ],
+    ids=repr,
+)
+def test_an_observation_of_another_kind_is_refused(space: gymnasium.spaces.Space, observation: object) -> None:
+    gymnasium.register("Odd-v0", Odd, kwargs={"space": space, "observation": observation})
+    try:
+        with LocalEnvs(Env("Odd-v0"), 0, [0]) as envs:
+            started(envs)
+            with pytest.raises(BrokenEpisode, match="the observation has"):
+                stepped(envs, np.zeros(1, np.int32))
+    finally:
+        del gymnasium.registry["Odd-v0"]
+
+
+@pytest.mark.parametrize(("space", "observation"), [(PIXELS, np.uint8([3, 4])), (REAL, [0.5, 1.0]), (SCALAR, 0.25)])
+def test_an_observation_of_its_space_is_taken(space: gymnasium.spaces.Space, observation: object) -> None:
+    gymnasium.register("Odd-v0", Odd, kwargs={"space": space, "observation": observation})
+    try:
+        with LocalEnvs(Env("Odd-v0"), 0, [0, 1]) as envs:
+            started(envs)
+            out = stepped(envs, np.zeros(2, np.int32))
+            np.testing.assert_array_equal(out.next_observation[1], np.asarray(observation))
+            assert out.next_observation.dtype == space.dtype
+    finally:
+        del gymnasium.registry["Odd-v0"]
+
+
+def test_a_simulation_that_mujoco_reset_by_itself_is_refused() -> None:
+    with LocalEnvs(Env("HalfCheetah-v5"), 0, [0, 1]) as envs:
+        started(envs)
+        actions = actions_for(envs, 2)
+        stepped(envs, actions[0])
+        envs._envs[1]._bare.data.qvel[:] = 1e12
+        with pytest.raises(BrokenEpisode, match=r"environment 1 .*MuJoCo reset the simulation by itself: .*unstable"):
+            stepped(envs, actions[1])
+
+
+def test_a_retired_environment_rests() -> None:
+    with LocalEnvs(Env(SCRIPTED, kwargs={"length": 3}), 0, [0, 1]) as envs:
+        started(envs)
+        action = actions_for(envs, 1)[0]
+        stepped(envs, action)
+        envs.retire(0)
+        for _ in range(5):
+            out = stepped(envs, action)
+        assert len(envs.running(0)[1]) == 1
+        assert envs.running(1)[0] == 2
+        assert not out.truncated[0]

@@ -47,7 +47,7 @@ def test_only_a_better_evaluation_is_the_best() -> None:
 
 def test_an_update_adds_up() -> None:
     before = Progress(updates=3, steps=30, episodes=7, seconds=1.5, recent=((1.0, 5),), best=9.0)
-    after = before.after(10, [Episode(2, 6, -1.0), Episode(0, 4, 3.0)], 1.75)
+    after = before.after(10, [Episode(1, 2, 6, -1.0), Episode(5, 0, 4, 3.0)], 1.75)
     assert after == Progress(4, 40, 9, 1.75, ((1.0, 5), (-1.0, 6), (3.0, 4)), 9.0)
     assert before.steps == 30
 
@@ -56,7 +56,7 @@ def test_returns_are_of_the_newest_hundred_episodes() -> None:
     totals = np.random.default_rng(0).normal(size=150)
     progress = Progress()
     for start in range(0, 150, 30):
-        episodes = [Episode(0, start + i, total) for i, total in enumerate(totals[start : start + 30])]
+        episodes = [Episode(i, 0, start + i, total) for i, total in enumerate(totals[start : start + 30])]
         progress = progress.after(1, episodes, 0.0)
     assert len(progress.recent) == RECENT == 100
     newest = totals[50:]

@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -119,13 +121,12 @@ def test_the_screen_shows_a_line_now_and_then_and_always_the_last(
     assert ("\x1b" in out.getvalue()) == out.isatty()
 
 
-def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = []
-    monkeypatch.setattr(report.SummaryWriter, "add_scalar", lambda self, *point: points.append(point))
-    events = Events(tmp_path, 0)
+def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path) -> None:
+    events = Events(tmp_path, None)
     numbers = {"kl": 0.5, "return_mean": 2.0, "eval_return": math.nan, "time_update": 1.5, "episodes": 3}
     events.scalars({"update": 4, "steps": 40, "digest": "ab", "seconds": np.float64(2), **numbers})
     events.close()
+    points = scalars(tmp_path)
     assert sorted(points) == [
         ("episode/episodes", 3, 40),
         ("episode/return_mean", 2.0, 40),
@@ -133,3 +134,38 @@ def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path, monke
         ("time/seconds", 2.0, 40),
         ("time/update", 1.5, 40),
     ]
+
+
+def scalars(run: Path) -> list[tuple[str, float, int]]:
+    """All scalars that TensorBoard's own reader shows."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shown = EventAccumulator(str(run)).Reload()
+    return [(tag, point.value, point.step) for tag in shown.Tags()["scalars"] for point in shown.Scalars(tag)]
+
+
+@pytest.mark.parametrize("resumed_at", [0, 2])
+def test_points_after_the_checkpoint_are_hidden_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed_at: int
+) -> None:
+    now = iter(range(1000, 2000))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))  # event files are read in the order of their times
+    for start, resumed in ((0, None), (resumed_at, resumed_at)):
+        events = Events(tmp_path, resumed)
+        for steps in range(start + 1, 5):
+            events.scalars({"steps": steps, "kl": float(10 * start + steps)})
+        events.close()
+    steps = [step for _, _, step in scalars(tmp_path)]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_a_damaged_tail_of_the_metrics_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.csv"
+    file.write_bytes(b"update,digest\n1,aa\n2,bb\n\0\0\0\0\n3,cc\n4")
+    assert [row["update"] for row in report.read_metrics(tmp_path)] == ["1", "2", "3"]
+    file.write_bytes(b"update,digest\n1,aa\n2\n3,cc\n")
+    assert [row["update"] for row in report.read_metrics(tmp_path)] == ["1"]
+    file.write_bytes(b"\0" * 50)
+    assert report.read_metrics(tmp_path) == []

@@ -1,0 +1,150 @@
+"""However the lanes are spread over processes, the digest is that of one process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from tests.laws.process import command, digest_in, options, rows, run, start_and_wait
+from tests.laws.table import every_experiment, settings
+
+LAYOUTS = [(2, "gather"), (2, "average"), (4, "gather"), (4, "average")]
+UPDATES = 4
+WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
+
+
+def ranks(nprocs: int, mode: str) -> list[str]:
+    return ["--nprocs", str(nprocs), "--mode", mode]
+
+
+def descendants() -> set[int]:
+    """Processes of this program's commands that are alive."""
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"lockstep" in line and b"--nprocs" in line:
+                found.add(int(process.name))
+    return found
+
+
+@every_experiment
+def test_every_layout_has_the_bits_of_one_process(tmp_path: Path, env: str, algo: str) -> None:
+    one = lockstep.train(env, algo=algo, logdir=tmp_path, name="one", settings=settings(UPDATES, **WATCHED))
+    arguments = ["train", env, "--algo", algo, *options(settings(UPDATES, **WATCHED)), "--logdir", str(tmp_path)]
+    for nprocs, mode in LAYOUTS:
+        name = f"{nprocs}-{mode}"
+        done = run(*arguments, "--name", name, *ranks(nprocs, mode))
+        assert done.returncode == 0, done.stderr
+        assert digest_in(done.stdout) == one.digest, name
+        assert timeless(tmp_path / name) == timeless(tmp_path / "one"), name
+
+
+def timeless(path: Path) -> list[list[str]]:
+    """metrics.csv without what differs between any two runs: times."""
+    lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
+    kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per"))]
+    return [[line[i] for i in kept] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    logdir = tmp_path_factory.mktemp("undisturbed")
+    return lockstep.train("Hopper-v5", logdir=logdir, settings=settings(8)).digest
+
+
+def test_stopped_on_one_layout_and_resumed_on_others(tmp_path: Path, undisturbed: str) -> None:
+    path = tmp_path / "run"
+    arguments = ["train", "Hopper-v5", *options(settings(8)), "--logdir", str(tmp_path), "--name", "run"]
+    process = start_and_wait([*arguments, *ranks(4, "average")], path, 2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert told.count("continue with: lockstep resume") == 1
+    process = start_and_wait(["resume", str(path), *ranks(2, "gather")], path, rows(path) + 1)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode in (143, 0), told
+    finished = run("resume", str(path))
+    assert digest_in(finished.stdout) == undisturbed
+
+
+def test_a_rank_that_is_killed_ends_all_and_the_run_resumes(tmp_path: Path, undisturbed: str) -> None:
+    path = tmp_path / "run"
+    arguments = ["train", "Hopper-v5", *options(settings(8)), "--logdir", str(tmp_path), "--name", "run"]
+    before = descendants()
+    process = start_and_wait([*arguments, *ranks(2, "average")], path, 1)
+    os.kill(max(ranks_of(descendants() - before - {process.pid})), signal.SIGKILL)
+    began = time.monotonic()
+    _, told = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert process.returncode == 6, told
+    assert "a rank was lost" in told
+    wait_until_gone(before)
+    finished = run("resume", str(path))
+    assert digest_in(finished.stdout) == undisturbed
+
+
+def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
+    before = descendants()
+    arguments = ["train", "Hopper-v5", *options(settings(500)), "--logdir", str(tmp_path), "--name", "run"]
+    process = start_and_wait([*arguments, *ranks(2, "gather")], tmp_path / "run", 1)
+    process.kill()
+    process.communicate()
+    wait_until_gone(before)
+
+
+def ranks_of(pids: set[int]) -> list[int]:
+    """Those that are ranks, not the launcher."""
+    return [pid for pid in pids if b"mpiexec" not in (Path("/proc") / str(pid) / "cmdline").read_bytes()]
+
+
+def wait_until_gone(before: set[int]) -> None:
+    deadline = time.monotonic() + 10
+    while descendants() - before:
+        assert time.monotonic() < deadline, f"left behind: {descendants() - before}"
+        time.sleep(0.1)
+
+
+def test_a_broken_environment_on_one_rank_is_told_once(tmp_path: Path) -> None:
+    kwargs = ["--set", 'env.kwargs.what="nan"', "--set", "env.kwargs.at=9", "--steps", "20000"]
+    where = ["--logdir", str(tmp_path), "--name", "run"]
+    failed = run("train", "lockstep.envs.testing:Scripted-v0", *kwargs, *where, *ranks(2, "average"))
+    assert failed.returncode == 3, failed.stderr
+    assert "broke its contract: the observation is nan at index 1, at step 9" in failed.stderr
+    assert "lockstep: rank " in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_processes_that_do_not_divide_the_lanes_are_refused(tmp_path: Path) -> None:
+    failed = run("train", "pendulum", "--nprocs", "3", "--logdir", str(tmp_path))
+    assert failed.returncode == 2
+    assert "nprocs (3) must divide the 4 lanes: 1, 2, 4." in failed.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_that_a_launcher_started_are_joined(tmp_path: Path) -> None:
+    one = lockstep.train("Pendulum-v1", logdir=tmp_path, name="one", settings=settings(2))
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    arguments = ["train", "Pendulum-v1", *options(settings(2)), "--logdir", str(tmp_path), "--name", "joined"]
+    done = subprocess.run([str(mpiexec), "-n", "2", *command(*arguments)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert digest_in(done.stdout) == one.digest
+
+
+def test_one_process_imports_no_mpi(tmp_path: Path) -> None:
+    code = (
+        "import sys, lockstep; settings = {'steps': 64, 'collect.steps': 8, 'watch.eval_every': 0};"
+        "lockstep.train('Pendulum-v1', logdir=sys.argv[1], settings=settings); sys.exit('mpi4py' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True).returncode == 0
