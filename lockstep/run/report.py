@@ -17,6 +17,7 @@ import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
 
 from lockstep import tree
 from lockstep.core import Learner, Trajectory
@@ -93,9 +94,11 @@ class Events:
             self._writer.write_event(Event(step=resumed_at + 1, session_log=start, wall_time=time.time()))
 
     def scalars(self, row: Row) -> None:
+        together = Summary()
         for name, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value) and name not in ("update", "steps"):
-                self._add(summary.scalar(_tag(name), value), int(row["steps"]))
+                together.MergeFrom(summary.scalar(_tag(name), value))
+        self._add(together, int(row["steps"]))
         self._writer.flush()
 
     def histograms(self, steps: int, learner: Learner, trajectory: Trajectory, progress: Progress) -> None:
