@@ -24,5 +24,8 @@ with tempfile.TemporaryDirectory() as logdir:
     }
     run = lockstep.train("HalfCheetah-v5", logdir=logdir, settings=settings)
     rows = list(csv.DictReader((Path(run.path) / "metrics.csv").open()))
-steady = float(rows[-1]["seconds"]) - float(rows[0]["seconds"])
-print(2048 * (UPDATES - 1) / steady)
+seconds = [float(row["seconds"]) for row in rows]
+collect, update = ([float(row[name]) for row in rows] for name in ("time_collect", "time_update"))
+rest = [seconds[i] - seconds[i - 1] - collect[i] - update[i] for i in range(1, UPDATES)]
+print(*(f"{1000 * min(part):.1f}" for part in (collect[1:], update[1:], rest)))
+print(2048 * (UPDATES - 1) / (seconds[-1] - seconds[0]))
