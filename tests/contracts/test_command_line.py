@@ -54,6 +54,12 @@ REFUSED = {
         ["train", "pendulum", "--set", "env.kwargs.gravitas=1"],
         "does not take env.kwargs {'gravitas': 1}",
     ),
+    "more than fits into memory": (
+        ["train", "pendulum", "--set", "collect.steps=1e9"],
+        "of 58 bytes needs about",
+    ),
+    "an algorithm of no name": (["train", "pendulum", "--set", "algo.name=[1]"], "unknown algorithm '[1]'"),
+    "an empty argument": (["train", "pendulum", ""], "unrecognized arguments"),
     "a run that is none": (["evaluate", "nowhere"], "'nowhere' is not a run: there is no config.toml in it"),
     "a picture of another kind": (["plot", "nowhere", "--out", "curves.pdf"], "a picture is .png or .svg"),
 }
@@ -194,6 +200,18 @@ def test_check_refuses_an_environment_that_does_not_repeat_itself(
     assert main(["check", "Chance-v0"]) == 3
     assert "it differs at step 200" in capsys.readouterr().err
     del gymnasium.registry["Chance-v0"]
+
+
+def test_check_refuses_an_environment_that_returns_nan(capsys: Output) -> None:
+    assert main(["check", "lockstep.envs.testing:Nan-v0"]) == 3
+    assert "the observation is nan at index 1" in capsys.readouterr().err
+
+
+def test_an_unreadable_run_and_a_long_name_are_status_5(tmp_path: Path, capsys: Output) -> None:
+    assert main(["train", "pendulum", "--logdir", str(tmp_path), "--name", "x" * 300]) == 5
+    assert "can't be created: File name too long" in capsys.readouterr().err
+    (tmp_path / "run" / "config.toml").mkdir(parents=True)
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
 
 
 def test_presets_are_listed_and_resolve(capsys: Output) -> None:
