@@ -79,7 +79,7 @@ Contenders took turns in one run; steps/s of every round, the best one counts.
 Where the time of one update of 2048 steps goes, at best: collecting {collect:.0f} ms (the environments alone would take
 {2048000 / best["raw"]:.0f} ms; the rest of it is 256 calls of the actor and the bookkeeping), the 320 gradient steps
 {update:.0f} ms, digest and reports {rest:.1f} ms. The gradient steps are arithmetic, not overhead: 64 rows through both
-networks and back, at some 30 GFLOP/s on one core.
+networks and back, at some 25 GFLOP/s on one core.
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
