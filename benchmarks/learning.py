@@ -83,6 +83,11 @@ Made by `python -m benchmarks.learning --write`; a single run of it is `lockstep
 {rows}
 
 The presets swimmer, ant and humanoid use the numbers that served the other MuJoCo tasks; they are not measured yet.
+
+InvertedDoublePendulum is the one that does not hold its bar on every seed: two of three policies balance nearly always,
+one lost it late in training. Tried on single seeds, return over 100 episodes: clip 0.2 8 449; discount 0.98 with trace
+0.9 6 873; 8 environments x 256 steps 8 710; 64 x 64 with a standard deviation of one 8 617; half the epochs with twice
+the minibatch 7 799; no advantage normalisation with clip 0.1 8 982.
 """
 
 
