@@ -75,7 +75,7 @@ Final policies, evaluated without noise on {EPISODES} episodes with fixed seeds;
 {", ".join(map(str, seeds))}, no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits):
 the same command gives the same digest on the same package versions and kind of CPU.
 
-Made by `python -m benchmarks.learning --write`; a single run of it is `lockstep train PRESET --seed SEED` and then
+`python -m benchmarks.learning --write` makes it; one run of it is `lockstep train PRESET --seed SEED` and then
 `lockstep evaluate RUN --episodes {EPISODES}`. An update is whole, so a run makes up to one update more than its budget.
 
 | preset | environment | steps | PPO: return | bar | | each seed | digests |
