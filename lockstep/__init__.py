@@ -44,6 +44,8 @@ def train(
         raise UsageError("algo and settings go with a name; change the Config itself instead.")
     else:
         label, config = config.experiment.env.id, from_dict(to_dict(config))
+    if config.layout.nprocs > 1:
+        raise UsageError("lockstep.train runs in this process: layout.nprocs must be 1. Use `lockstep train --nprocs`.")
     experiment = config.experiment
     name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
     return run_train(config, logdir, name)

@@ -61,10 +61,10 @@ def _train(options: argparse.Namespace) -> int:
     label = Path(options.name_or_env).stem
     name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
     if not is_launched():
-        directory.check_writable(Path(options.logdir))
         if (tuned := preset_for(options.name_or_env)) is not None:
             print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
         if resolved.layout.nprocs > 1:
+            directory.check_writable(Path(options.logdir))
             return launch(resolved.layout.nprocs, [*options.arguments, "--name", name])
     return _finish(lambda comm: train(resolved, options.logdir, name, comm), Path(options.logdir) / name)
 
@@ -76,10 +76,10 @@ def _resume(options: argparse.Namespace) -> int:
     from lockstep.experiment import Layout
     from lockstep.run.train import resume
 
-    nprocs = join().size if is_launched() else options.nprocs
+    nprocs = join().size if is_launched() else options.nprocs or 1
     if nprocs > 1 and not is_launched():
         return launch(nprocs, options.arguments)
-    layout = Layout(nprocs, options.mode)
+    layout = Layout(nprocs, options.mode or "gather")
     return _finish(lambda comm: resume(options.run, options.steps, options.strict, layout, comm), options.run)
 
 
@@ -266,12 +266,11 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--strict", action="store_true", help="refuse where bits may differ from the run so far")
 
     for trainer in (train, resume):
-        trainer.add_argument("--nprocs", type=_count, default=1, help="processes (MPI ranks) that share the lanes")
+        trainer.add_argument("--nprocs", type=_count, help="processes (MPI ranks) that share the lanes; default: 1")
         trainer.add_argument(
             "--mode",
             choices=("gather", "average"),
-            default="gather",
-            help="what travels between them: trajectories to one rank, or gradients between all",
+            help="what travels: trajectories to one rank (gather, the default), or gradients between all (average)",
         )
 
     evaluate = on_run("evaluate", _evaluate, "play episodes without noise, on fixed seeds")

@@ -63,6 +63,7 @@ class Collector:
     def __init__(self, envs: LocalEnvs, actor: Actor, lanes: range, steps: int, discount: float) -> None:
         self._envs, self._actor, self._lanes, self._steps, self._discount = envs, actor, lanes, steps, discount
         n, spec = len(envs), envs.spec.observation
+        self._first = lanes[0] * (n // len(lanes))  # the number of the first environment
         self._observation = np.zeros((n, *spec.shape), spec.dtype)
         self._length = np.zeros(n, np.int64)
         self._total = np.zeros(n, np.float64)
@@ -123,8 +124,7 @@ class Collector:
             self._length += 1
             if ended[t].any():
                 for i in np.flatnonzero(ended[t]):
-                    number = self._lanes[0] * (len(self._envs) // len(self._lanes)) + int(i)
-                    episodes.append(Episode(t, number, int(self._length[i]), float(self._total[i])))
+                    episodes.append(Episode(t, self._first + int(i), int(self._length[i]), float(self._total[i])))
                 for record in (self._discounted, self._total, self._length):
                     record[ended[t]] = 0
         return discounted, episodes
@@ -147,19 +147,18 @@ class Collector:
         if record.keys() != mine.keys() or (record["length"] < 0).any():
             return False
         alike = all(record[k].dtype == mine[k].dtype and record[k].shape[1:] == mine[k].shape[1:] for k in mine)
-        last = (self._lanes[-1] + 1) * (len(self._envs) // len(self._lanes))
+        last = self._first + len(self._envs)
         rows = {len(record[name]) for name in mine if name != "actions"}
         return alike and len(rows) == 1 and rows.pop() >= last and len(record["actions"]) == record["length"].sum()
 
     def restore(self, record: dict[str, np.ndarray]) -> list[int]:
         """Rebuild the running episodes from those of all lanes. Returns the environments that did not repeat."""
-        first = self._lanes[0] * (len(self._envs) // len(self._lanes))
-        record = _taken(record, first, len(self._envs))
+        record = _taken(record, self._first, len(self._envs))
         self._length, self._total = record["length"].copy(), record["total"].copy()
         self._discounted, self._observation = record["discounted"].copy(), record["observation"].copy()
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
         episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
-        return [first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
+        return [self._first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
 
 
 def _taken(record: dict[str, np.ndarray], first: int, count: int) -> dict[str, np.ndarray]:

@@ -120,7 +120,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
             "kl_estimate": (ratio - 1 - log_ratio).mean(),
         }
 
-    def shuffled(params: Tree, mine: Before, epoch_key: Key, mean: Array, std: Array) -> Rows:
+    def shuffled(mine: Before, epoch_key: Key, mean: Array, std: Array) -> Rows:
         now = mine.estimate
         if config.normalize_advantage:
             now = now._replace(advantage=(now.advantage - mean) / (std + 1e-8))
@@ -159,7 +159,7 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
                 )
             mean, std = ac.spread(now, lambda mine: mine.estimate.advantage)
             epoch_key = jax.random.fold_in(key, number)
-            drawn = now.map(lambda mine: shuffled(params, mine, epoch_key, mean, std))
+            drawn = now.map(lambda mine: shuffled(mine, epoch_key, mean, std))
             carry, metrics = jax.lax.scan(
                 lambda c, i: minibatch_step(drawn, c, i), carry, jnp.arange(minibatches, dtype=jnp.int32)
             )

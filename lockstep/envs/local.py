@@ -16,7 +16,6 @@ from lockstep.envs.make import (
     check_mujoco,
     commands,
     make,
-    one_command,
     spec_of,
     without_wrappers,
     write_observation,
@@ -80,8 +79,7 @@ class LocalEnvs:
 
     def step(self, actions: np.ndarray, out: Step) -> None:
         """Step every environment; one whose episode ended is reset at once."""
-        chosen = self._fit(actions)
-        taken = chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
+        taken = self._taken(actions)
         shape, rows, real = self.spec.observation.shape, out.next_observation, self.spec.observation.dtype == "float32"
         out.terminated[:], out.truncated[:] = False, False
         ended = []
@@ -134,14 +132,19 @@ class LocalEnvs:
         self._episode[i] = episode.number
         latest = np.empty_like(episode.observation)
         self._reset(i, latest)
-        for action in episode.actions:
+        for action, command in zip(episode.actions, self._taken(episode.actions), strict=True):
             self._actions[i].append(action)
             try:
-                observation, *_ = self._envs[i].step(one_command(self.spec.action, self._env.action, action))
+                observation, *_ = self._envs[i].step(command)
                 write_observation(self.spec.observation, latest, observation)
             except Exception as error:
                 raise self._broken(i, error) from error
         return latest.tobytes() == episode.observation.tobytes()
+
+    def _taken(self, actions: np.ndarray) -> Sequence[int] | np.ndarray:
+        """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
+        chosen = self._fit(actions)
+        return chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
 
     def _episode_seed(self, i: int) -> int:
         return integer(self._seed, self._purpose, self._numbers[i], self._episode[i])

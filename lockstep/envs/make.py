@@ -24,9 +24,8 @@ class Env:
     """Which environment, and how actions are fitted to it."""
 
     id: str = "Pendulum-v1"  # as Gymnasium knows it; 'module:Name-v0' imports the module first
-    action: Literal["rescale", "clip"] = (
-        "rescale"  # Box actions: [-1, 1] to the box (rescale), or the box as it is (clip)
-    )
+    # Box actions: the policy's [-1, 1] to the box (rescale), or the box as it is (clip)
+    action: Literal["rescale", "clip"] = "rescale"
     time_limit: Natural = 0  # steps after which an episode is cut; 0: the environment's own limit
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
 
@@ -141,6 +140,14 @@ def spec_of(environment: gymnasium.Env | TimeLimited, name: str) -> Spec:
     if isinstance(action, spaces.Discrete):
         return Spec(seen, Discrete(int(action.n), int(action.start), str(action.dtype)))
     raise UsageError(f"'{name}' has {type(action).__name__} actions; only Box and Discrete are supported.")
+
+
+def spec_for(env: Env) -> Spec:
+    """The spec of an environment that is made only to look at it."""
+    environment = make(env)
+    spec = spec_of(environment, env.id)
+    environment.close()
+    return spec
 
 
 def commands(action: Box | Discrete, fit: str) -> Callable[[np.ndarray], np.ndarray]:

@@ -75,7 +75,7 @@ class Mpi:
     def __init__(self) -> None:
         from mpi4py import MPI
 
-        self._mpi, self._world = MPI, MPI.COMM_WORLD
+        self._world = MPI.COMM_WORLD
         self.rank, self.size, self.seconds = self._world.rank, self._world.size, 0.0
 
     def allgather(self, array: np.ndarray) -> np.ndarray:

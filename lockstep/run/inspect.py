@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from lockstep.address import Purpose, integer
 from lockstep.config import build
 from lockstep.core import Box
-from lockstep.envs.make import Env, check_finite, make, one_command, spec_of, time_limit, write_observation
+from lockstep.envs.make import Env, check_finite, make, one_command, spec_for, spec_of, time_limit, write_observation
 from lockstep.errors import EnvironmentFault, FileFault, LockstepError, UsageError
 
 RESETS = 20  # to measure the reset noise over
@@ -112,9 +112,7 @@ Moment = tuple[np.ndarray, float, bool]  # observation, reward, whether the epis
 
 
 def _random_actions(env: Env, rng: np.random.Generator) -> np.ndarray:
-    environment = make(env)
-    action = spec_of(environment, env.id).action
-    environment.close()
+    action = spec_for(env).action
     if isinstance(action, Box):
         return rng.uniform(-1, 1, (EPISODE, action.low.size)).astype(np.float32)
     return rng.integers(action.n, size=EPISODE)

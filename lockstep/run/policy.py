@@ -15,7 +15,7 @@ from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.collect import Actor, make_actor
 from lockstep.core import Algorithm, Discrete, Learner, Policy, Spec
-from lockstep.envs.make import commands, make, spec_of
+from lockstep.envs.make import commands, spec_for
 from lockstep.errors import FileFault, UsageError
 from lockstep.experiment import Experiment, algorithm_name
 from lockstep.networks import mlp_policy
@@ -53,6 +53,7 @@ class TrainedPolicy:
 
     def __init__(self, experiment: Experiment, spec: Spec, learner: Learner, actor: Actor) -> None:
         self.experiment, self.spec, self.learner, self._mode = experiment, spec, learner, actor.mode
+        self._fit = commands(spec.action, experiment.env.action)
 
     def act(self, observation: Any) -> Any:
         """One observation -> one action, in the environment's own units."""
@@ -64,7 +65,7 @@ class TrainedPolicy:
 
     def act_many(self, observations: np.ndarray) -> np.ndarray:
         """[N, ...] -> [N, ...], each row as if it were alone."""
-        return commands(self.spec.action, self.experiment.env.action)(self.choose(observations))
+        return self._fit(self.choose(observations))
 
     def choose(self, observations: np.ndarray) -> np.ndarray:
         """The policy's own actions [N, ...], before they are fitted to the environment."""
@@ -100,9 +101,7 @@ def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     run = Path(run)
     experiment = directory.read_config(run).experiment
     path, saved = find(run, which)
-    environment = make(experiment.env)
-    spec = spec_of(environment, experiment.env.id)
-    environment.close()
+    spec = spec_for(experiment.env)
     policy, algorithm = assemble(experiment, spec)
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
     return TrainedPolicy(experiment, spec, learner_from(saved.learner, algorithm, path), actor)

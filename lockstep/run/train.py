@@ -21,7 +21,7 @@ from lockstep.address import Purpose, words
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
-from lockstep.envs.make import make, spec_of
+from lockstep.envs.make import spec_for
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
 from lockstep.parallel.comm import Comm, Solo
@@ -65,8 +65,7 @@ def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> R
     with contextlib.ExitStack() as stack:
         envs = stack.enter_context(_envs(config.experiment, comm))
         path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
-        if comm.rank == 0:
-            stack.enter_context(directory.locked(path))
+        comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         return _run(path, config, envs, Start(), machine.describe(config.experiment.env), comm)
 
 
@@ -84,8 +83,7 @@ def resume(
         config = replace_experiment(config, steps=steps)
     config = checked(dataclasses.replace(config, layout=layout or Layout()))
     with contextlib.ExitStack() as stack:
-        lock = directory.locked(path)
-        comm.on_root(lambda: stack.enter_context(lock))
+        comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         now = machine.describe(config.experiment.env)
         start = comm.on_root(lambda: _start(path, config, now, steps, strict))
         envs = stack.enter_context(_envs(config.experiment, comm))
@@ -131,9 +129,7 @@ def _lanes_of(experiment: Experiment, comm: Comm) -> range:
 
 
 def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
-    sample = make(experiment.env)
-    machine.check_memory(experiment, spec_of(sample, experiment.env.id))
-    sample.close()
+    machine.check_memory(experiment, spec_for(experiment.env))
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
     return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.errors import UsageError
 from tests.laws.process import command, digest_in, options, rows, run, start_and_wait
 from tests.laws.table import every_experiment, settings
 
@@ -148,3 +149,14 @@ def test_one_process_imports_no_mpi(tmp_path: Path) -> None:
         "lockstep.train('Pendulum-v1', logdir=sys.argv[1], settings=settings); sys.exit('mpi4py' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True).returncode == 0
+
+
+def test_a_layout_that_is_set_is_not_ignored(tmp_path: Path) -> None:
+    one = lockstep.train("Pendulum-v1", logdir=tmp_path, name="one", settings=settings(2))
+    layout = {"layout.nprocs": 2, "layout.mode": "average"}
+    where = ["--logdir", str(tmp_path), "--name", "two"]
+    done = run("train", "Pendulum-v1", *options(settings(2, **layout)), *where)
+    assert digest_in(done.stdout) == one.digest, done.stderr
+    assert 'nprocs = 2\nmode = "average"' in (tmp_path / "two" / "config.toml").read_text()
+    with pytest.raises(UsageError, match=r"layout\.nprocs must be 1"):
+        lockstep.train("Pendulum-v1", logdir=tmp_path, settings=layout)
