@@ -1,5 +1,9 @@
 """JAX as every run has it, set up before any test module imports it."""
 
+import uuid
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 from lockstep.runtime import start_jax
@@ -8,7 +12,17 @@ start_jax()
 
 import jax  # noqa: E402
 
+from tests.laws.process import MARK, wait_until_gone  # noqa: E402
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("lockstep")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No process survives the test that started it."""
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    yield
+    wait_until_gone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+
+
+MARK = "LOCKSTEP_TEST"  # in the environment of every process a test starts; its value is the test's own
 
 
 def command(*arguments: str) -> list[str]:
@@ -35,6 +39,26 @@ def digest_in(output: str) -> str:
     word, digest = output.strip().splitlines()[-1].split()
     assert word == "digest"
     return digest
+
+
+def family() -> set[int]:
+    """The living processes that this test started, and those that they started in turn."""
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    found = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.add(int(process.name))
+    return found
+
+
+def wait_until_gone(seconds: float = 10) -> None:
+    """Nothing that this test started may be left."""
+    deadline = time.monotonic() + seconds
+    while left := family():
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.05)
 
 
 def rows(path: Path) -> int:

@@ -13,12 +13,11 @@ SMALL: dict[str, Any] = {
     "envs_per_lane": 2,
     "collect.steps": 32,
     "policy.hidden": [16, 16],
-    "algo.epochs": 2,
-    "algo.minibatch": 64,
     "watch.eval_every": 0,
     "watch.checkpoint_every": 512,
     "seed": 3,
 }
+OF_ALGORITHM: dict[str, dict[str, Any]] = {"ppo": {"algo.epochs": 2, "algo.minibatch": 64}}
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
 
@@ -27,6 +26,6 @@ every_experiment = pytest.mark.parametrize(
 )
 
 
-def settings(updates: int, **changes: Any) -> dict[str, Any]:
+def settings(updates: int, algo: str = "ppo", **changes: Any) -> dict[str, Any]:
     """The small experiment over so many updates."""
-    return {**SMALL, "steps": BATCH * updates, **changes}
+    return {**SMALL, **OF_ALGORITHM[algo], "steps": BATCH * updates, **changes}

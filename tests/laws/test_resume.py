@@ -17,15 +17,15 @@ from lockstep.run.train import resume
 from tests.laws.process import digest_in, options, rows, run, start_and_wait
 from tests.laws.table import BATCH, every_experiment, settings
 
-UPDATES = 14
+UPDATES = 60
 
 
 @every_experiment
 def test_two_halves_equal_the_whole(tmp_path: Path, env: str, algo: str) -> None:
     """Also the rows of metrics.csv, but for the time they took."""
     constant = {"algo.schedule": "constant"}
-    whole = lockstep.train(env, algo=algo, logdir=tmp_path, name="whole", settings=settings(6, **constant))
-    lockstep.train(env, algo=algo, logdir=tmp_path, name="half", settings=settings(3, **constant))
+    whole = lockstep.train(env, algo=algo, logdir=tmp_path, name="whole", settings=settings(6, algo, **constant))
+    lockstep.train(env, algo=algo, logdir=tmp_path, name="half", settings=settings(3, algo, **constant))
     assert resume(tmp_path / "half", steps=6 * BATCH).digest == whole.digest
 
     def receipts(name: str) -> list[str]:

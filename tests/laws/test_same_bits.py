@@ -10,7 +10,7 @@ from tests.laws.table import every_experiment, settings
 
 
 def digest(logdir: Path, env: str, algo: str, name: str, **changes: object) -> str:
-    return lockstep.train(env, algo=algo, logdir=logdir, name=name, settings=settings(4, **changes)).digest
+    return lockstep.train(env, algo=algo, logdir=logdir, name=name, settings=settings(4, algo, **changes)).digest
 
 
 @every_experiment
