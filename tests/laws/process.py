@@ -13,7 +13,6 @@ from typing import Any
 
 import tomli_w
 
-
 MARK = "LOCKSTEP_TEST"  # in the environment of every process a test starts; its value is the test's own
 
 
