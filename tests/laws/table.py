@@ -21,9 +21,9 @@ OF_ALGORITHM: dict[str, dict[str, Any]] = {"ppo": {"algo.epochs": 2, "algo.minib
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
 
-every_experiment = pytest.mark.parametrize(
-    ("env", "algo"), [(env, algo) for env in ENVIRONMENTS for algo in REGISTRY], ids=lambda value: str(value)
-)
+EXPERIMENTS = [(env, algo) for env in ENVIRONMENTS for algo in REGISTRY]
+
+every_experiment = pytest.mark.parametrize(("env", "algo"), EXPERIMENTS, ids=lambda value: str(value))
 
 
 def settings(updates: int, algo: str = "ppo", **changes: Any) -> dict[str, Any]:

@@ -13,29 +13,36 @@ import pytest
 
 import lockstep
 from lockstep.errors import UsageError
+from tests.laws.job import name_of, train_all
 from tests.laws.process import command, digest_in, family, options, rows, run, start_and_wait, wait_until_gone
-from tests.laws.table import every_experiment, settings
+from tests.laws.table import EXPERIMENTS, settings
 
 LAYOUTS = [(2, "gather"), (2, "average"), (4, "gather"), (4, "average")]
-UPDATES = 4
 LONG = 60  # enough that a run is still going on when it is stopped or killed
-WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 
 def ranks(nprocs: int, mode: str) -> list[str]:
     return ["--nprocs", str(nprocs), "--mode", mode]
 
 
-@every_experiment
-def test_every_layout_has_the_bits_of_one_process(tmp_path: Path, env: str, algo: str) -> None:
-    one = lockstep.train(env, algo=algo, logdir=tmp_path, name="one", settings=settings(UPDATES, algo, **WATCHED))
-    arguments = ["train", env, "--algo", algo, *options(settings(UPDATES, algo, **WATCHED)), "--logdir", str(tmp_path)]
-    for nprocs, mode in LAYOUTS:
-        name = f"{nprocs}-{mode}"
-        done = run(*arguments, "--name", name, *ranks(nprocs, mode))
-        assert done.returncode == 0, done.stderr
-        assert digest_in(done.stdout) == one.digest, name
-        assert timeless(tmp_path / name) == timeless(tmp_path / "one"), name
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole table in this process."""
+    logdir = tmp_path_factory.mktemp("one")
+    train_all(str(logdir), {})
+    return logdir
+
+
+@pytest.mark.parametrize(("nprocs", "mode"), LAYOUTS)
+def test_every_layout_has_the_bits_of_one_process(tmp_path: Path, one_process: Path, nprocs: int, mode: str) -> None:
+    """Every experiment of the table, in one job."""
+    job = [MPIEXEC, "-n", str(nprocs), sys.executable, "-m", "tests.laws.job", str(tmp_path), f'layout.mode="{mode}"']
+    done = subprocess.run(job, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for env, algo in EXPERIMENTS:
+        name = name_of(env, algo)
+        assert timeless(tmp_path / name) == timeless(one_process / name), name
 
 
 def timeless(path: Path) -> list[list[str]]:
@@ -117,9 +124,8 @@ def test_processes_that_do_not_divide_the_lanes_are_refused(tmp_path: Path) -> N
 
 def test_ranks_that_a_launcher_started_are_joined(tmp_path: Path) -> None:
     one = lockstep.train("Pendulum-v1", logdir=tmp_path, name="one", settings=settings(2))
-    mpiexec = Path(sys.executable).parent / "mpiexec"
     arguments = ["train", "Pendulum-v1", *options(settings(2)), "--logdir", str(tmp_path), "--name", "joined"]
-    done = subprocess.run([str(mpiexec), "-n", "2", *command(*arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([MPIEXEC, "-n", "2", *command(*arguments)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert digest_in(done.stdout) == one.digest
 

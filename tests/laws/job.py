@@ -1,0 +1,35 @@
+"""Trains the whole table on the ranks it is started on: `python -m tests.laws.job LOGDIR KEY=VALUE...`"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from lockstep.parallel.launch import join
+from lockstep.runtime import start_jax
+from tests.laws.table import EXPERIMENTS, settings
+
+UPDATES = 4
+WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
+
+
+def name_of(env: str, algo: str) -> str:
+    return f"{env}-{algo}"
+
+
+def train_all(logdir: str, layout: dict[str, Any]) -> None:
+    """One run per experiment, named by `name_of`."""
+    start_jax()
+    from lockstep.experiment import resolve
+    from lockstep.run.train import train
+
+    comm = join()
+    for env, algo in EXPERIMENTS:
+        everything = {**settings(UPDATES, algo, **WATCHED), **layout, "layout.nprocs": comm.size}
+        train(resolve(env, algo, everything), logdir, name_of(env, algo), comm)
+
+
+if __name__ == "__main__":
+    from lockstep.config import parse
+
+    train_all(sys.argv[1], dict(parse(setting) for setting in sys.argv[2:]))
