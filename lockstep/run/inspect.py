@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,29 +118,32 @@ def _random_actions(env: Env, rng: np.random.Generator) -> np.ndarray:
     return rng.integers(action.n, size=EPISODE)
 
 
-def _record(env: Env, seed: int, actions: np.ndarray, dirty: bool) -> list[Moment]:
-    environment = make(env)
+def _episode(env: Env, environment: gymnasium.Env, seed: int, actions: Iterable[Any]) -> Iterator[Moment]:
+    """Play `actions` from a reset with `seed`, checking every step, until they or the episode end."""
     spec = spec_of(environment, env.id)
     row = np.zeros(spec.observation.shape, spec.observation.dtype)
-    moments: list[Moment] = []
 
-    def episode(number: int, actions: np.ndarray) -> Iterator[Moment]:
-        observation, _ = environment.reset(seed=integer(seed, Purpose.CHECK, number))
-        yield np.array(observation), 0.0, False
-        for action in actions:
-            command = one_command(spec.action, env.action, action)
-            observation, reward, terminated, truncated, _ = environment.step(command)
-            write_observation(spec.observation, row, observation)
-            check_finite(row, "observation")
-            check_finite(np.asarray(reward), "reward")
-            yield np.array(observation), float(reward), bool(terminated or truncated)
-            if terminated or truncated:
-                return
+    def checked(observation: Any, reward: Any = 0.0, ended: bool = False) -> Moment:
+        write_observation(spec.observation, row, observation)
+        check_finite(row, "observation")
+        check_finite(np.asarray(reward), "reward")
+        return np.array(observation), float(reward), ended
 
+    yield checked(environment.reset(seed=seed)[0])
+    for action in actions:
+        command = one_command(spec.action, env.action, action)
+        observation, reward, terminated, truncated, _ = environment.step(command)
+        yield checked(observation, reward, bool(terminated or truncated))
+        if terminated or truncated:
+            return
+
+
+def _record(env: Env, seed: int, actions: np.ndarray, dirty: bool) -> list[Moment]:
+    environment = make(env)
     with _told(env):
         if dirty:
-            list(episode(1, actions[::-1]))
-        moments = list(episode(0, actions))
+            list(_episode(env, environment, integer(seed, Purpose.CHECK, 1), actions[::-1]))
+        moments = list(_episode(env, environment, integer(seed, Purpose.CHECK, 0), actions))
         environment.close()
     return moments
 
@@ -162,25 +165,17 @@ def replay(env_id: str, file: Path) -> str:
     if env.id != env_id:
         raise UsageError(f"'{file}' is an episode of '{env.id}', not of '{env_id}'.")
     environment = make(env)
-    spec = spec_of(environment, env.id)
-    row = np.zeros(spec.observation.shape, spec.observation.dtype)
-    step = 0
+    step = -1
     try:
-        observation, _ = environment.reset(seed=seed)
-        write_observation(spec.observation, row, observation)
-        check_finite(row, "observation")
-        for step, action in enumerate(actions, start=1):
-            observation, reward, *_ = environment.step(one_command(spec.action, env.action, action))
-            write_observation(spec.observation, row, observation)
-            check_finite(row, "observation")
-            check_finite(np.asarray(reward), "reward")
+        for step, _ in enumerate(_episode(env, environment, seed, actions)):
+            pass
     except EnvironmentFault as fault:
-        raise EnvironmentFault(f"replayed: at step {step} {fault}.") from fault
+        raise EnvironmentFault(f"replayed: at step {step + 1} {fault}.") from fault
     except Exception as error:
-        raise EnvironmentFault(f"replayed: at step {step} it raised {type(error).__name__}: {error}") from error
+        raise EnvironmentFault(f"replayed: at step {step + 1} it raised {type(error).__name__}: {error}") from error
     finally:
         environment.close()
-    return f"{len(actions)} steps replayed without a fault: it was not repeated."
+    return f"{step} steps replayed without a fault: it was not repeated."
 
 
 def _read_episode(file: Path) -> tuple[Env, int, list[Any]]:
