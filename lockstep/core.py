@@ -94,6 +94,7 @@ class Distribution(NamedTuple):
     log_prob: Callable[[Tree, Array], Array]
     entropy: Callable[[Tree], Array]
     kl: Callable[[Tree, Tree], Array]  # KL(first || second)
+    fisher: Callable[[Tree, Tree], Tree]  # the Fisher matrix of the parameters, times a tangent: a cotangent
 
 
 class Policy(NamedTuple):

@@ -42,7 +42,11 @@ def gaussian(size: int) -> Distribution:
         shift = jnp.square((p.mean - q.mean) * jnp.exp(-q.log_std))
         return (q.log_std - p.log_std + 0.5 * (spread + shift - 1)).sum(-1)
 
-    return Distribution(noise, sample, mode, log_prob, entropy, kl)
+    def fisher(p: Gaussian, tangent: Gaussian) -> Gaussian:
+        """1 / s^2 for the mean, 2 for the log-std, nothing between them"""
+        return Gaussian(tangent.mean * jnp.exp(-2 * p.log_std), 2 * tangent.log_std)
+
+    return Distribution(noise, sample, mode, log_prob, entropy, kl, fisher)
 
 
 def categorical(n: int) -> Distribution:
@@ -69,4 +73,9 @@ def categorical(n: int) -> Distribution:
         log_p, log_q = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
         return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
-    return Distribution(noise, sample, mode, log_prob, entropy, kl)
+    def fisher(logits: Array, tangent: Array) -> Array:
+        """diag(p) - p p^T"""
+        p = jax.nn.softmax(logits)
+        return p * (tangent - (p * tangent).sum(-1, keepdims=True))
+
+    return Distribution(noise, sample, mode, log_prob, entropy, kl, fisher)

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lockstep.algorithms.actor_critic import Setup
+from lockstep.algorithms.npg import NPG, natural_problems, npg
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
+from lockstep.algorithms.trpo import TRPO, trpo
 from lockstep.core import Algorithm
 
 
@@ -19,4 +21,8 @@ class Entry(NamedTuple):
     problems: Callable[[Any, int, int], list[str]]  # config, lanes, steps of a lane in one update
 
 
-REGISTRY: dict[str, Entry] = {"ppo": Entry(PPO, ppo, ppo_problems)}
+REGISTRY: dict[str, Entry] = {
+    "ppo": Entry(PPO, ppo, ppo_problems),
+    "trpo": Entry(TRPO, trpo, natural_problems),
+    "npg": Entry(NPG, npg, natural_problems),
+}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from lockstep import moments, returns
-from lockstep.core import Array, Key, Lanes, Learner, Moments, Policy, Spec, Trajectory, Tree
+from lockstep.core import Array, Key, Lanes, Learner, Metrics, Moments, Policy, Spec, Trajectory, Tree
 from lockstep.ranges import Positive
 
 
@@ -177,3 +179,55 @@ def rate(learning_rate: float, schedule: str, steps: Array, budget: int) -> Arra
 def flat_rows(tree: Tree) -> Tree:
     """Time and environment as one axis: [T, E, ...] -> [T E, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def in_minibatches(tree: Tree, rows: int) -> Tree:
+    """One lane's rows as minibatches of so many: [N, ...] -> [N / rows, rows, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, rows, *leaf.shape[1:]), tree)
+
+
+def shuffled(tree: Tree, key: Key, lane: Array) -> Tree:
+    """One lane's rows in an order of its own."""
+    order = jax.random.permutation(jax.random.fold_in(key, lane), jax.tree.leaves(tree)[0].shape[0])
+    return jax.tree.map(lambda leaf: leaf[order], tree)
+
+
+class Descent(NamedTuple):
+    """How gradient steps on minibatches are made."""
+
+    loss: Callable[[Tree, Any], tuple[Array, Metrics]]  # params, one lane's rows of a minibatch -> loss and metrics
+    optimizer: optax.GradientTransformation
+    learning_rate: Array
+
+
+def descend(descent: Descent, drawn: Lanes, carry: tuple[Tree, Tree], count: int) -> tuple[tuple[Tree, Tree], Metrics]:
+    """A gradient step for each of the `count` minibatches that every lane has drawn; metrics of each step."""
+
+    def step(carry: tuple[Tree, Tree], number: Array) -> tuple[tuple[Tree, Tree], Metrics]:
+        params, state = carry
+
+        def lane_gradient(mine: Any) -> tuple[Tree, Metrics]:
+            part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, False), mine)
+            return jax.grad(descent.loss, has_aux=True)(params, part)
+
+        gradient, metrics = drawn.mean(lane_gradient)
+        metrics["gradient_norm"] = optax.tree.norm(gradient)
+        direction, state = descent.optimizer.update(gradient, state)
+        params = jax.tree.map(lambda p, d: p - descent.learning_rate * d, params, direction)
+        return (params, state), metrics
+
+    return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
+
+
+def minibatch_problems(setting: str, minibatch: int, lanes: int, rows: int) -> list[str]:
+    """What is wrong with a minibatch of this size for so many lanes of `rows` steps."""
+    if minibatch % lanes == 0 and rows % (minibatch // lanes) == 0:
+        return []
+    small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
+    fitting = sorted({m * lanes for m in small} | {rows // m * lanes for m in small})
+    below = [size for size in fitting if size < minibatch]
+    close = [*below[-1:], *(size for size in fitting if size > minibatch)][:2]
+    return [
+        f"{setting} ({minibatch}) must be drawn evenly from {lanes} lanes of {rows} steps."
+        f" Try {' or '.join(map(str, close))}."
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -42,16 +41,7 @@ class PPO:
 
 def ppo_problems(config: PPO, lanes: int, rows: int) -> list[str]:
     """What is wrong with these numbers for so many lanes of `rows` steps."""
-    if config.minibatch % lanes == 0 and rows % (config.minibatch // lanes) == 0:
-        return []
-    small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
-    fitting = sorted({m * lanes for m in small} | {rows // m * lanes for m in small})
-    below = [size for size in fitting if size < config.minibatch]
-    close = [*below[-1:], *(size for size in fitting if size > config.minibatch)][:2]
-    return [
-        f"algo.minibatch ({config.minibatch}) must be drawn evenly from {lanes} lanes of {rows} steps."
-        f" Try {' or '.join(map(str, close))}."
-    ]
+    return ac.minibatch_problems("algo.minibatch", config.minibatch, lanes, rows)
 
 
 class Rows(NamedTuple):
@@ -89,12 +79,9 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
         output = policy.evaluate(params, observation, ())
         return output, distribution.log_prob(output.distribution, action)
 
-    def in_minibatches(tree: Tree) -> Tree:
-        return jax.tree.map(lambda leaf: leaf.reshape(minibatches, rows, *leaf.shape[1:]), tree)
-
     def before(params: Tree, batch: Batch) -> Before:
         """By minibatches, so that old and new log-probability come from one program and start out equal."""
-        chunks = in_minibatches(ac.flat_rows((batch.observation, batch.action)))
+        chunks = ac.in_minibatches(ac.flat_rows((batch.observation, batch.action)), rows)
         outputs = jax.lax.map(lambda chunk: evaluate(params, *chunk), chunks)
         output, log_prob = jax.tree.map(lambda leaf: leaf.reshape(setup.rows, *leaf.shape[2:]), outputs)
         return Before(batch, output, log_prob, ac.estimate(policy, params, batch, config.discount, config.trace))
@@ -120,33 +107,20 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
             "kl_estimate": (ratio - 1 - log_ratio).mean(),
         }
 
-    def shuffled(mine: Before, epoch_key: Key, mean: Array, std: Array) -> Rows:
+    def draw(mine: Before, epoch_key: Key, mean: Array, std: Array) -> Rows:
         now = mine.estimate
         if config.normalize_advantage:
             now = now._replace(advantage=(now.advantage - mean) / (std + 1e-8))
-        order = jax.random.permutation(jax.random.fold_in(epoch_key, mine.batch.lane), setup.rows)
         advantage, target, _ = ac.flat_rows(now)
         observation, action = ac.flat_rows((mine.batch.observation, mine.batch.action))
         everything = Rows(observation, action, mine.log_prob, mine.output.value, advantage, target)
-        return in_minibatches(jax.tree.map(lambda leaf: leaf[order], everything))
+        return ac.in_minibatches(ac.shuffled(everything, epoch_key, mine.batch.lane), rows)
 
     def update(learner: Learner, lanes: Lanes, key: Key) -> tuple[Learner, Metrics]:
         learner, batches = ac.prepare(setup, learner, lanes)
         start = batches.map(lambda batch: before(learner.params, batch))
         learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)
-
-        def minibatch_step(drawn: Lanes, carry: tuple[Tree, Tree], number: Array) -> tuple[tuple[Tree, Tree], Metrics]:
-            params, state = carry
-
-            def lane_gradient(mine: Rows) -> tuple[Tree, Metrics]:
-                part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, False), mine)
-                return jax.grad(loss, has_aux=True)(params, part)
-
-            gradient, metrics = drawn.mean(lane_gradient)
-            metrics["gradient_norm"] = optax.tree.norm(gradient)
-            direction, state = optimizer.update(gradient, state)
-            params = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-            return (params, state), metrics
+        descent = ac.Descent(loss, optimizer, learning_rate)
 
         def epoch(carry: tuple[Tree, Tree], number: Array) -> tuple[tuple[Tree, Tree], Metrics]:
             params, _ = carry
@@ -159,10 +133,8 @@ def ppo(config: PPO, setup: Setup) -> Algorithm:
                 )
             mean, std = ac.spread(now, lambda mine: mine.estimate.advantage)
             epoch_key = jax.random.fold_in(key, number)
-            drawn = now.map(lambda mine: shuffled(mine, epoch_key, mean, std))
-            carry, metrics = jax.lax.scan(
-                lambda c, i: minibatch_step(drawn, c, i), carry, jnp.arange(minibatches, dtype=jnp.int32)
-            )
+            drawn = now.map(lambda mine: draw(mine, epoch_key, mean, std))
+            carry, metrics = ac.descend(descent, drawn, carry, minibatches)
             first_ratio = metrics.pop("ratio_error")[0]
             return carry, {**{k: v.mean() for k, v in metrics.items()}, "first_ratio_error": first_ratio}
 

@@ -17,7 +17,11 @@ SMALL: dict[str, Any] = {
     "watch.checkpoint_every": 512,
     "seed": 3,
 }
-OF_ALGORITHM: dict[str, dict[str, Any]] = {"ppo": {"algo.epochs": 2, "algo.minibatch": 64}}
+OF_ALGORITHM: dict[str, dict[str, Any]] = {
+    "ppo": {"algo.epochs": 2, "algo.minibatch": 64},
+    "trpo": {"algo.value_epochs": 2, "algo.value_minibatch": 64},
+    "npg": {"algo.value_epochs": 2, "algo.value_minibatch": 64, "algo.fisher_every": 3},
+}
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
 

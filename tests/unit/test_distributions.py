@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,3 +101,13 @@ def test_the_mode_is_the_sample_without_noise_and_the_likeliest_action(family: D
     for key in range(10):
         sample = family.sample(p, family.noise(jax.random.key(key), (5,)))
         assert (family.log_prob(p, mode) >= family.log_prob(p, sample)).all()
+
+
+@pytest.mark.parametrize(("family", "p"), FAMILIES)
+def test_the_fisher_matrix_is_the_hessian_of_the_kl_from_itself(family: Distribution, p: Any) -> None:
+    tangent = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape)), p)
+    slope = jax.grad(lambda q: family.kl(p, q).sum())
+    _, expected = jax.jvp(slope, (p,), (tangent,))
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, atol=1e-12), family.fisher(p, tangent), expected
+    )

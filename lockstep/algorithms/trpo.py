@@ -1,0 +1,25 @@
+"""Trust region policy optimisation (Schulman et al. 2015): a natural-gradient step, checked before it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.algorithms.actor_critic import Setup
+from lockstep.algorithms.npg import Natural, natural_gradient
+from lockstep.core import Algorithm
+from lockstep.optim.natural import line_search
+from lockstep.ranges import Count, Share
+
+
+@dataclass(frozen=True)
+class TRPO(Natural):
+    """One natural-gradient step per update, shortened until it improves the surrogate within `max_kl`."""
+
+    backtracks: Count = 10  # lengths that are tried; when none is good, the policy stays
+    shrink: Share = 0.8  # each length is this share of the one before
+
+
+def trpo(config: TRPO, setup: Setup) -> Algorithm:
+    return natural_gradient(
+        config, setup, lambda attempt, max_kl: line_search(attempt, max_kl, config.shrink, config.backtracks)
+    )
