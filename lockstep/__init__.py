@@ -5,17 +5,26 @@ This module is light: JAX is imported when something is computed, after thread c
 
 from __future__ import annotations
 
+import importlib
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 
 if typing.TYPE_CHECKING:
+    from lockstep import ranks
     from lockstep.experiment import Config
     from lockstep.run.policy import TrainedPolicy
     from lockstep.run.train import Run
 
 __version__ = "0.1.0"
-__all__ = ["load", "train"]
+__all__ = ["load", "ranks", "train"]
+
+
+def __getattr__(name: str) -> object:
+    """`lockstep.ranks`, imported when it is first asked for."""
+    if name == "ranks":
+        return importlib.import_module("lockstep.ranks")
+    raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
 
 
 def train(

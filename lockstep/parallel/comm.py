@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from lockstep.core import Tree
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, UsageError
 from lockstep.parallel.launch import STATUS_FILE
 
 T = TypeVar("T")
@@ -43,6 +43,18 @@ class Comm(Protocol):
     def abort(self, status: int, message: str) -> None:
         """End every rank at once: this one has failed."""
 
+    def meet(self) -> None:
+        """Wait, without using the core, until every rank is here."""
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        """The root's bytes into everybody's arrays, which have the sizes of the root's."""
+
+    def send(self, arrays: Sequence[np.ndarray], to: int, tag: int) -> None:
+        """The arrays' bytes to another rank; returns when they may be changed."""
+
+    def receive(self, arrays: Sequence[np.ndarray], source: int, tag: int) -> None:
+        """Bytes that another rank sent under this tag, into arrays of the sizes that it sent."""
+
 
 class Solo:
     """One process: rank 0 of 1."""
@@ -68,9 +80,23 @@ class Solo:
         print(message, file=sys.stderr)
         raise SystemExit(status)
 
+    def meet(self) -> None:
+        pass
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        pass
+
+    def send(self, arrays: Sequence[np.ndarray], to: int, tag: int) -> None:
+        raise UsageError(f"one process has no rank {to} to send to.")
+
+    def receive(self, arrays: Sequence[np.ndarray], source: int, tag: int) -> None:
+        raise UsageError(f"one process has no rank {source} to receive from.")
+
 
 class Mpi:
     """The ranks of MPI's world. Arrays travel as buffers; waiting ranks leave the core to those that work."""
+
+    piece_bytes = 2**30  # a longer message travels in pieces: not every MPI library can count beyond 2 GiB
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -148,6 +174,27 @@ class Mpi:
             if time.perf_counter() - began > 0.0005:
                 pause = 0.0002
         self.seconds += time.perf_counter() - began
+
+    def meet(self) -> None:
+        self._wait(self._world.Ibarrier())
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> None:
+        self._wait_for_all([self._world.Ibcast(piece) for piece in self._pieces(arrays)])
+
+    def send(self, arrays: Sequence[np.ndarray], to: int, tag: int) -> None:
+        self._wait_for_all([self._world.Isend(piece, to, tag) for piece in self._pieces(arrays)])
+
+    def receive(self, arrays: Sequence[np.ndarray], source: int, tag: int) -> None:
+        self._wait_for_all([self._world.Irecv(piece, source, tag) for piece in self._pieces(arrays)])
+
+    def _pieces(self, arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        for memory in map(_bytes, arrays):
+            for start in range(0, memory.size, self.piece_bytes):
+                yield memory[start : start + self.piece_bytes]
+
+    def _wait_for_all(self, requests: Sequence[Any]) -> None:
+        for request in requests:
+            self._wait(request)
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

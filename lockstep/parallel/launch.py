@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lockstep.errors import UsageError
 
@@ -50,11 +50,29 @@ def leave(comm: Comm, status: int, message: str | None = None) -> int:
 
 def launch(nprocs: int, arguments: Sequence[str]) -> int:
     """`python -m lockstep ARGUMENTS` on `nprocs` ranks; the exit status of the whole."""
+    ended = run_ranks(nprocs, [sys.executable, "-m", "lockstep", *arguments])
+    if ended.told is not None:
+        return ended.told
+    print("lockstep: a rank was lost; continue with `lockstep resume RUN`.", file=sys.stderr)
+    return 6 if ended.launcher else 1
+
+
+class Ended(NamedTuple):
+    """How ranks ended: the exit status that one of them left, if any did, and that of MPI's launcher."""
+
+    told: int | None
+    launcher: int
+
+
+def run_ranks(nprocs: int, command: Sequence[str]) -> Ended:
+    """Any command on `nprocs` ranks, to its end. Signals are passed on."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "status"
-        command = [_mpiexec(), "-n", str(nprocs), sys.executable, "-m", "lockstep", *arguments]
         job = subprocess.Popen(
-            command, env={**os.environ, STATUS_FILE: str(file)}, start_new_session=True, preexec_fn=_end_with_parent
+            [_mpiexec(), "-n", str(nprocs), *command],
+            env={**os.environ, STATUS_FILE: str(file)},
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
 
         def forward(number: int, frame: FrameType | None) -> None:
@@ -66,10 +84,7 @@ def launch(nprocs: int, arguments: Sequence[str]) -> int:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        if file.exists():
-            return int(file.read_text())
-        print("lockstep: a rank was lost; continue with `lockstep resume RUN`.", file=sys.stderr)
-        return 6 if ended else 1
+        return Ended(int(file.read_text()) if file.exists() else None, ended)
 
 
 def _mpiexec() -> str:
