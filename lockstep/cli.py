@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import __version__
-from lockstep.errors import FileFault, LockstepError, UsageError, nearest
+from lockstep.errors import Differs, FileFault, LockstepError, UsageError, nearest
 from lockstep.parallel.launch import is_launched, join, launch, leave
 
 if TYPE_CHECKING:
@@ -45,14 +45,12 @@ def _train(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
     start_jax()
-    from lockstep import config
     from lockstep.experiment import algorithm_name, preset_for, resolve
     from lockstep.run import directory
     from lockstep.run.train import train
 
-    settings: dict[str, Any] = dict(config.parse(setting) for setting in options.set)
-    given = {"steps": options.steps, "seed": options.seed, "lanes": options.lanes}
-    given |= {"layout.nprocs": options.nprocs, "layout.mode": options.mode}
+    settings = _settings(options)
+    given = {"steps": options.steps, "layout.nprocs": options.nprocs, "layout.mode": options.mode}
     settings |= {name: value for name, value in given.items() if value is not None}
     if is_launched():
         settings["layout.nprocs"] = join().size
@@ -69,6 +67,15 @@ def _train(options: argparse.Namespace) -> int:
     return _finish(lambda comm: train(resolved, options.logdir, name, comm), Path(options.logdir) / name)
 
 
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What `--set`, `--seed` and `--lanes` say of the experiment."""
+    from lockstep import config
+
+    settings: dict[str, Any] = dict(config.parse(setting) for setting in options.set)
+    given = {"seed": options.seed, "lanes": options.lanes}
+    return settings | {name: value for name, value in given.items() if value is not None}
+
+
 def _resume(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
@@ -83,16 +90,45 @@ def _resume(options: argparse.Namespace) -> int:
     return _finish(lambda comm: resume(options.run, options.steps, options.strict, layout, comm), options.run)
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep.experiment import Layout
+    from lockstep.run.verify import Slice, evidence, verify
+
+    nprocs = join().size if is_launched() else options.nprocs or 1
+    layout, wanted = Layout(nprocs, options.mode or "gather"), Slice(*options.updates)
+    if nprocs > 1 and not is_launched():
+        evidence(options.run, layout, wanted)  # what is wrong with it is told before ranks are started
+        return launch(nprocs, options.arguments)
+    told = "the run is as it was; nothing was found to differ so far"
+    return _together(lambda comm: verify(options.run, layout, wanted, comm), told)
+
+
 def _finish(work: Callable[[Comm], Run], path: Path) -> int:
-    """Train, and say how it ended; the last line is the digest. Where there are several ranks, the root tells."""
+    """Train, and say how it ended; the last line is the digest."""
+    return _together(lambda comm: _summary(work(comm)), f"continue with: lockstep resume {path}")
+
+
+def _summary(run: Run) -> str:
+    score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
+    return (
+        f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}\n"
+        f"look at it with: lockstep visualize {run.path}\n"
+        f"digest {run.digest}"
+    )
+
+
+def _together(work: Callable[[Comm], str], when_stopped: str) -> int:
+    """Work on the ranks there are. The root tells what came of it."""
     from lockstep.run.interrupt import Interrupted
 
     comm = join()
     try:
-        run = work(comm)
+        told = work(comm)
     except Interrupted as stopped:
-        told = f"lockstep: stopped by {stopped}; continue with: lockstep resume {path}"
-        return leave(comm, stopped.status, told)
+        return leave(comm, stopped.status, f"lockstep: stopped by {stopped}; {when_stopped}")
     except LockstepError as error:
         if comm.size > 1 and not error.shared:
             comm.abort(error.status, f"lockstep: rank {comm.rank}: {error}")
@@ -102,10 +138,7 @@ def _finish(work: Callable[[Comm], Run], path: Path) -> int:
             comm.abort(1, f"lockstep: rank {comm.rank} failed:\n{traceback.format_exc()}")
         raise
     if comm.rank == 0:
-        score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
-        print(f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}")
-        print(f"look at it with: lockstep visualize {run.path}")
-        print(f"digest {run.digest}")
+        print(told)
     return leave(comm, 0)
 
 
@@ -154,6 +187,28 @@ def _plot(options: argparse.Namespace) -> int:
 
     plot(options.runs, options.out, options.column)
     print(options.out)
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from lockstep.experiment import resolve
+    from lockstep.run import bench
+    from lockstep.run.plot import check_picture
+
+    settings = _settings(options)
+    if chosen := [name for name in settings if name.split(".")[0] in ("layout", "watch")]:
+        raise UsageError(f"--set {chosen[0]}: bench chooses layouts with --nprocs and --mode, and watches nothing.")
+    if is_launched():
+        raise UsageError("bench starts its processes itself: run it without MPI's launcher.")
+    check_picture(options.out)
+    config = bench.budgeted(resolve(options.name_or_env, options.algo, settings), options.steps)
+    result = bench.bench(config, bench.layouts(options.nprocs, options.mode), options.repeats, options.trace)
+    print(json.dumps(bench.as_dict(result)) if options.json else bench.table(result))
+    bench.draw(result, options.out)
+    if result.difference:
+        raise Differs(result.difference)
+    if not options.json:
+        print(f"all digests agree, update by update; the picture is {options.out}")
     return 0
 
 
@@ -228,10 +283,29 @@ def _count(text: str) -> int:
     return int(number)
 
 
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _modes(text: str) -> list[str]:
+    modes = text.split(",")
+    if wrong := [mode for mode in modes if mode not in ("gather", "average")]:
+        raise argparse.ArgumentTypeError(f"must be gather, average or both, not {wrong[0]}")
+    return modes
+
+
 def _natural(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text}")
     return int(text)
+
+
+def _slice(text: str) -> tuple[int | None, int | None]:
+    """A:B, where either may be left out."""
+    first, colon, last = text.partition(":")
+    if not colon or not (first + last + "0").isdigit() or (first and last and int(first) > int(last)):
+        raise argparse.ArgumentTypeError(f"must be A:B with A not above B, as in 10:20, 10: or :20, not {text}")
+    return int(first) if first else None, int(last) if last else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -251,13 +325,6 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command("train", _train, "train a policy")
     train.add_argument("name_or_env", metavar="PRESET|ENV", help="a preset, a Gymnasium id, or a config.toml")
-    train.add_argument("--algo", help="the algorithm; default: ppo")
-    train.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
-    train.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")
-    train.add_argument("--lanes", type=_count, help="units of work that processes can share")
-    train.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting: algo.clip=0.1"
-    )
     train.add_argument("--logdir", default="runs", help="where runs are kept; default: runs")
     train.add_argument("--name", help="the run's name; default: made from time, preset and seed")
 
@@ -265,12 +332,39 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--steps", type=_count, help="another budget; learning-rate schedules follow it")
     resume.add_argument("--strict", action="store_true", help="refuse where bits may differ from the run so far")
 
-    for trainer in (train, resume):
+    verify = on_run("verify", _verify, "re-run a slice of a run, and compare its digests with the receipts")
+    verify.add_argument(
+        "--updates",
+        type=_slice,
+        default=":",
+        metavar="A:B",
+        help="these and all between; default: from the oldest checkpoint on",
+    )
+
+    for trainer in (train, resume, verify):
         trainer.add_argument("--nprocs", type=_count, help="processes (MPI ranks) that share the lanes; default: 1")
         trainer.add_argument(
             "--mode",
             choices=("gather", "average"),
             help="what travels: trajectories to one rank (gather, the default), or gradients between all (average)",
+        )
+
+    bench = command("bench", _bench, "measure layouts of one experiment, and check that their digests agree")
+    bench.add_argument("name_or_env", nargs="?", default="halfcheetah", metavar="PRESET|ENV", help="as for train")
+    bench.add_argument("--nprocs", type=_counts, default="1,2", help="numbers of processes; default: 1,2")
+    bench.add_argument("--mode", type=_modes, default="gather,average", help="default: gather,average")
+    bench.add_argument("--repeats", type=_count, default=1, help="turns that the layouts take; the best one counts")
+    bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    bench.add_argument("--out", type=Path, default=Path("bench.png"), help="PNG or SVG; default: bench.png")
+    bench.add_argument("--trace", type=Path, metavar="DIR", help="keep a timeline of every rank, a file per layout")
+
+    for starter in (train, bench):
+        starter.add_argument("--algo", help="the algorithm; default: ppo")
+        starter.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
+        starter.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")
+        starter.add_argument("--lanes", type=_count, help="units of work that processes can share")
+        starter.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="any other setting: algo.clip=0.1"
         )
 
     evaluate = on_run("evaluate", _evaluate, "play episodes without noise, on fixed seeds")

@@ -31,6 +31,12 @@ class NumericFault(LockstepError):
     status = 4
 
 
+class Differs(LockstepError):
+    """Bits that must be the same are not."""
+
+    status = NumericFault.status
+
+
 class FileFault(LockstepError):
     """A file can't be written or is damaged."""
 

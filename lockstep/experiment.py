@@ -74,6 +74,9 @@ class Layout:
     nprocs: Count = 1  # MPI ranks; must divide the lanes
     mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
 
+    def __str__(self) -> str:
+        return f"{self.nprocs} processes, {self.mode}" if self.nprocs > 1 else "1 process"
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -83,6 +86,7 @@ class Watch:
     eval_episodes: Count = 10  # episodes of one evaluation, always the same ones
     checkpoint_every: Count = 50_000
     keep: Count = 3  # newest checkpoints that are kept, besides the best
+    trace: bool = False  # keep a timeline of every rank, in trace.json; for short runs
 
 
 @dataclass(frozen=True)

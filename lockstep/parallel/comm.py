@@ -23,7 +23,10 @@ class Comm(Protocol):
 
     rank: int
     size: int
-    seconds: float  # spent communicating so far
+
+    @property
+    def seconds(self) -> float:
+        """Spent communicating so far."""
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         """Every rank's array, stacked in rank order, on every rank."""

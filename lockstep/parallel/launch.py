@@ -72,7 +72,7 @@ def run_ranks(nprocs: int, command: Sequence[str]) -> Ended:
             [_mpiexec(), "-n", str(nprocs), *command],
             env={**os.environ, STATUS_FILE: str(file)},
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
 
         def forward(number: int, frame: FrameType | None) -> None:
@@ -95,6 +95,6 @@ def _mpiexec() -> str:
     return found
 
 
-def _end_with_parent() -> None:
-    """The launcher, and with it every rank, is ended when the command that started it is gone."""
+def end_with_parent() -> None:
+    """Called in a new process: it is ended when the one that started it is gone. A launcher takes its ranks along."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from lockstep.errors import FileFault, UsageError, nearest
 from lockstep.experiment import algorithm_name, to_dict
@@ -22,8 +23,7 @@ RESAMPLES = 2000  # of the bootstrap
 
 def plot(runs: list[Path], out: Path, column: str) -> None:
     """Draw `column` of every run against steps into a PNG or SVG file."""
-    if out.suffix not in (".png", ".svg"):
-        raise UsageError(f"--out {out}: a picture is .png or .svg.")
+    check_picture(out)
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for label, curves in _groups(runs, column).items():
         steps, mean, low, high = summarize(curves)
@@ -34,6 +34,16 @@ def plot(runs: list[Path], out: Path, column: str) -> None:
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    save_picture(figure, out)
+
+
+def check_picture(out: Path) -> None:
+    if out.suffix not in (".png", ".svg"):
+        raise UsageError(f"--out {out}: a picture is .png or .svg.")
+
+
+def save_picture(figure: Figure, out: Path) -> None:
+    """Write it, and be done with it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)

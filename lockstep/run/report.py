@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import numpy as np
 from tensorboardX import summary
@@ -168,6 +168,28 @@ class Screen:
         if self._live and self._shown:
             self._out.write("\n")
             self._out.flush()
+
+
+class Observer(Protocol):
+    """What the loop tells of a run, once per update on every rank."""
+
+    def say(self, message: str) -> None:
+        """A message to the user."""
+
+    def report(
+        self,
+        progress: Progress,
+        metrics: dict[str, float],
+        digest: str,
+        score: float | None,
+        learner: Learner,
+        trajectory: Trajectory,
+    ) -> None:
+        """An update was made."""
+
+    def __enter__(self) -> Observer: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 class Reporter:

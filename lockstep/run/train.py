@@ -32,10 +32,13 @@ from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
 from lockstep.run.policy import TrainedPolicy, assemble, first_learner, learner_from
 from lockstep.run.progress import Progress
-from lockstep.run.report import Reporter, Silent
+from lockstep.run.report import Observer, Reporter, Silent
 from lockstep.run.saver import Saver
+from lockstep.run.timeline import Timeline, Untimed
 
 SOLO = Solo()
+
+Observe = Callable[[Path, Experiment, Progress, bool], Observer]  # run directory, experiment, start, whether resumed
 
 
 class Run(NamedTuple):
@@ -57,6 +60,7 @@ class Start(NamedTuple):
     resumed: bool = False
     exact: bool = True  # whether the promise of equal bits holds so far
     strict: bool = False  # refuse to go on where it doesn't
+    end: int | None = None  # steps to end at, where that is before the budget
 
 
 def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
@@ -66,7 +70,8 @@ def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> R
         envs = stack.enter_context(_envs(config.experiment, comm))
         path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
-        return _run(path, config, envs, Start(), machine.describe(config.experiment.env), comm)
+        here = machine.describe(config.experiment.env)
+        return _run(path, config, envs, Start(), here, comm, _reporter(comm))
 
 
 def resume(
@@ -87,7 +92,13 @@ def resume(
         now = machine.describe(config.experiment.env)
         start = comm.on_root(lambda: _start(path, config, now, steps, strict))
         envs = stack.enter_context(_envs(config.experiment, comm))
-        return _run(path, config, envs, start, now, comm)
+        return _run(path, config, envs, start, now, comm, _reporter(comm))
+
+
+def rerun(path: Path, config: Config, start: Start, observe: Observe, comm: Comm) -> None:
+    """The loop once more, from `start` to its end, for another observer. `path` is a scratch directory."""
+    with _envs(config.experiment, comm) as envs:
+        _run(path, config, envs, start, machine.describe(config.experiment.env), comm, observe)
 
 
 def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, strict: bool) -> Start:
@@ -97,8 +108,7 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     doubts: list[str] = []
     if checkpoint.listed(path):
         found, saved, notes = checkpoint.newest(path)
-        if saved.experiment != config.experiment.digest:
-            raise FileFault(f"'{path / directory.CONFIG}' is not the experiment of '{found}': it was changed.")
+        refuse_another_experiment(path, config, found, saved)
         doubts = _doubts(saved, machine.differences(saved.machine, now), steps, config.experiment)
         start = start._replace(progress=saved.progress, saved=(found, saved), exact=not doubts)
     if steps is not None and start.progress.steps > steps:
@@ -110,6 +120,12 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     checkpoint.set_aside(path)
     directory.write_config(path, config)
     return start
+
+
+def refuse_another_experiment(run: Path, config: Config, found: Path, saved: Checkpoint) -> None:
+    """A checkpoint is only good for the experiment that wrote it, whatever the budget."""
+    if saved.experiment != config.experiment.digest:
+        raise FileFault(f"'{run / directory.CONFIG}' is not the experiment of '{found}': it was changed.")
 
 
 def _doubts(saved: Checkpoint, changed: list[str], steps: int | None, experiment: Experiment) -> list[str]:
@@ -134,29 +150,39 @@ def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
     return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
 
 
-def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm) -> Run:
+def _reporter(comm: Comm) -> Observe:
+    return Reporter if comm.rank == 0 else Silent
+
+
+def _run(
+    path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm, observe: Observe
+) -> Run:
     experiment, watch = config.experiment, config.watch
+    timeline = Timeline() if watch.trace else Untimed()
+    comm = timeline.over(comm)
     policy, algorithm = assemble(experiment, envs.spec)
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
-    learn = LEARN[config.layout.mode](algorithm, comm)
+    learn = timeline.around("update", LEARN[config.layout.mode](algorithm, comm))
     discount = experiment.algo.discount  # type: ignore[attr-defined]
     collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount)
-    observer = Reporter if comm.rank == 0 else Silent
+    collect, score_of = timeline.around("collect", collector.collect), timeline.around("evaluate", _score)
+    end = experiment.steps if start.end is None else start.end
     with (
         _garbage_frozen(),
-        observer(path, experiment, start.progress, start.resumed) as reporter,
+        observe(path, experiment, start.progress, start.resumed) as reporter,
         Interrupt() as interrupt,
         _episode_saved(path),
     ):
         learner, exact = _first(algorithm, experiment, collector, start, comm)
         saver = Saver(path, config, here, exact, reporter.say, comm)
+        report, save = timeline.around("report", reporter.report), timeline.around("save", saver.save_when_due)
         progress, digest, stop = start.progress, tree.digest(learner), None
         if start.saved is None:
             saver.save(progress, learner, collector)
         began = time.perf_counter()
-        while progress.steps < experiment.steps and stop is None:
+        while progress.steps < end and stop is None:
             started, waited = time.perf_counter(), comm.seconds
-            trajectory, mine = collector.collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
+            trajectory, mine = collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
             collected = time.perf_counter()
             key_data = words(experiment.seed, Purpose.LEARN, progress.updates)
             learner, metrics = learn(learner, trajectory, key_data)
@@ -169,7 +195,7 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
             score = None
             if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
                 trained = TrainedPolicy(experiment, envs.spec, learner, actor)
-                score = comm.on_root(partial(_score, trained, watch.eval_episodes))
+                score = comm.on_root(partial(score_of, trained, watch.eval_episodes))
             times = {
                 "time_collect": collected - started,
                 "time_communicate": talked,
@@ -177,10 +203,11 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
                 "time_evaluate": time.perf_counter() - updated,
             }
             progress, is_best = progress.scored(score)
-            reporter.report(progress, metrics | times, digest, score, learner, trajectory)
-            saver.save_when_due(progress, learner, collector, experiment.batch, is_best)
+            report(progress, metrics | times, digest, score, learner, trajectory)
+            save(progress, learner, collector, experiment.batch, is_best)
         saver.save(progress, learner, collector, last=True)
-    if stop is not None and progress.steps < experiment.steps:
+        timeline.write(path, comm)
+    if stop is not None and progress.steps < end:
         raise Interrupted(stop)
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 

@@ -62,6 +62,18 @@ REFUSED = {
     "an empty argument": (["train", "pendulum", ""], "unrecognized arguments"),
     "a run that is none": (["evaluate", "nowhere"], "'nowhere' is not a run: there is no config.toml in it"),
     "a picture of another kind": (["plot", "nowhere", "--out", "curves.pdf"], "a picture is .png or .svg"),
+    "a layout that does not fit": (
+        ["bench", "pendulum", "--nprocs", "1,3"],
+        "nprocs (3) must divide the 4 lanes: 1, 2",
+    ),
+    "a layout in words": (["bench", "--nprocs", "1,two"], "--nprocs: must be a whole number above 0, not two"),
+    "an unknown mode": (["bench", "--mode", "gather,sum"], "--mode: must be gather, average or both, not sum"),
+    "a layout for bench": (["bench", "--set", "layout.nprocs=2"], "bench chooses layouts with --nprocs and --mode"),
+    "too little to measure": (["bench", "pendulum", "--steps", "6144"], "updates of 2,048 steps are not measured"),
+    "a bench of another kind": (["bench", "--out", "bench.pdf"], "a picture is .png or .svg"),
+    "updates the wrong way round": (["verify", "nowhere", "--updates", "9:2"], "must be A:B with A not above B"),
+    "updates without an end": (["verify", "nowhere", "--updates", "9"], "as in 10:20, 10: or :20, not 9"),
+    "nothing to verify": (["verify", "nowhere"], "'nowhere' is not a run"),
 }
 
 

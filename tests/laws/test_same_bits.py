@@ -23,6 +23,7 @@ def test_same_seed_same_bits_and_another_seed_others(tmp_path: Path, env: str, a
 @every_experiment
 def test_observers_change_nothing(tmp_path: Path, env: str, algo: str) -> None:
     watched = {"watch.eval_every": 256, "watch.eval_episodes": 2, "watch.checkpoint_every": 256, "watch.keep": 1}
+    watched["watch.trace"] = True
     assert digest(tmp_path, env, algo, "watched", **watched) == digest(tmp_path, env, algo, "alone")
 
 
