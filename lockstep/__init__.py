@@ -5,6 +5,7 @@ This module is light: JAX is imported when something is computed, after thread c
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import typing
 from collections.abc import Mapping
@@ -37,15 +38,31 @@ def train(
     """Train to the end and return the run.
 
     `config` is a preset's name, an environment id, a TOML file or a `Config`. `settings` override single values,
-    as `--set` does on the command line: `{"seed": 1, "algo.clip": 0.1}`.
+    as `--set` does on the command line: `{"seed": 1, "algo.clip": 0.1}`. Under MPI's launcher every rank calls
+    this, and they train together.
     """
     from lockstep.runtime import start_jax
 
     start_jax()
-    from lockstep.errors import UsageError
-    from lockstep.experiment import algorithm_name, from_dict, resolve, to_dict
+    from lockstep.experiment import algorithm_name
+    from lockstep.parallel.launch import join, together
     from lockstep.run import directory
     from lockstep.run.train import train as run_train
+
+    comm = join()
+    with together(comm):
+        label, chosen = _chosen(config, algo, settings, comm.size)
+        experiment = chosen.experiment
+        name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+        return run_train(chosen, logdir, name, comm)
+
+
+def _chosen(
+    config: Config | str, algo: str | None, settings: Mapping[str, object] | None, size: int
+) -> tuple[str, Config]:
+    """A label and the configuration, on as many ranks as there are."""
+    from lockstep.errors import UsageError
+    from lockstep.experiment import checked, from_dict, resolve, to_dict
 
     if isinstance(config, str):
         label, config = Path(config).stem, resolve(config, algo, settings)
@@ -53,11 +70,12 @@ def train(
         raise UsageError("algo and settings go with a name; change the Config itself instead.")
     else:
         label, config = config.experiment.env.id, from_dict(to_dict(config))
-    if config.layout.nprocs > 1:
-        raise UsageError("lockstep.train runs in this process: layout.nprocs must be 1. Use `lockstep train --nprocs`.")
-    experiment = config.experiment
-    name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
-    return run_train(config, logdir, name)
+    if config.layout.nprocs not in (1, size):
+        raise UsageError(
+            f"lockstep.train runs on the ranks that it was started as, here {size}: layout.nprocs must be 1 or that."
+            " Start the script with `mpiexec -n N`, or use `lockstep train --nprocs N`."
+        )
+    return label, checked(dataclasses.replace(config, layout=dataclasses.replace(config.layout, nprocs=size)))
 
 
 def load(run: str | Path, checkpoint: str = "newest") -> TrainedPolicy:

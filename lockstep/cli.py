@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import __version__
 from lockstep.errors import Differs, FileFault, LockstepError, UsageError, nearest
-from lockstep.parallel.launch import is_launched, join, launch, leave
+from lockstep.parallel.launch import is_launched, join, launch, leave, speak
 
 if TYPE_CHECKING:
     from lockstep.parallel.comm import Comm
@@ -27,23 +27,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         options.arguments = arguments
         return int(options.command(options) or 0)
-    except LockstepError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("lockstep: stopped at once; what was saved before is intact.", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        print(f"lockstep: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
-        return FileFault.status
+    except (Exception, KeyboardInterrupt) as error:
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> int:
+    """Say what went wrong and return the exit status. Where there are several ranks, all end and one tells."""
+    status, message = _told(error)
+    comm = _ranks()
+    comm.fail(status, message)
+    return leave(comm, status, f"lockstep: {message}")
+
+
+def _ranks() -> Comm:
+    """Those that this process was started with, or itself where MPI itself is what is missing."""
+    from lockstep.parallel.comm import Solo
+
+    try:
+        return join()
+    except UsageError:
+        return Solo()
+
+
+def _told(error: BaseException) -> tuple[int, str]:
+    """Exit status and message. What nobody expected comes with its traceback."""
+    if isinstance(error, LockstepError):
+        return error.status, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "stopped at once; what was saved before is intact."
+    if isinstance(error, OSError):
+        return FileFault.status, f"{error.filename or 'a file'}: {error.strerror or error}"
+    return 1, f"failed:\n{''.join(traceback.format_exception(error))}"
 
 
 def _train(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
+    speak(options.verbose_ranks)
     start_jax()
     from lockstep.experiment import algorithm_name, preset_for, resolve
     from lockstep.run import directory
@@ -79,6 +102,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 def _resume(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
+    speak(options.verbose_ranks)
     start_jax()
     from lockstep.experiment import Layout
     from lockstep.run.train import resume
@@ -129,14 +153,8 @@ def _together(work: Callable[[Comm], str], when_stopped: str) -> int:
         told = work(comm)
     except Interrupted as stopped:
         return leave(comm, stopped.status, f"lockstep: stopped by {stopped}; {when_stopped}")
-    except LockstepError as error:
-        if comm.size > 1 and not error.shared:
-            comm.abort(error.status, f"lockstep: rank {comm.rank}: {error}")
-        return leave(comm, error.status, f"lockstep: {error}")
-    except Exception:
-        if comm.size > 1:
-            comm.abort(1, f"lockstep: rank {comm.rank} failed:\n{traceback.format_exc()}")
-        raise
+    except SystemExit as error:
+        raise RuntimeError(f"something in the run called sys.exit({error.code!r})") from error
     if comm.rank == 0:
         print(told)
     return leave(comm, 0)
@@ -347,6 +365,9 @@ def _parser() -> argparse.ArgumentParser:
             "--mode",
             choices=("gather", "average"),
             help="what travels: trajectories to one rank (gather, the default), or gradients between all (average)",
+        )
+        trainer.add_argument(
+            "--verbose-ranks", action="store_true", help="show what every rank prints, with its number; default: rank 0"
         )
 
     bench = command("bench", _bench, "measure layouts of one experiment, and check that their digests agree")

@@ -60,8 +60,17 @@ class Episode(NamedTuple):
 class Collector:
     """The lanes' environments, and what is known of their running episodes."""
 
-    def __init__(self, envs: LocalEnvs, actor: Actor, lanes: range, steps: int, discount: float) -> None:
+    def __init__(
+        self,
+        envs: LocalEnvs,
+        actor: Actor,
+        lanes: range,
+        steps: int,
+        discount: float,
+        beat: Callable[[], None] = lambda: None,  # called at every step: this process gets on
+    ) -> None:
         self._envs, self._actor, self._lanes, self._steps, self._discount = envs, actor, lanes, steps, discount
+        self._beat = beat
         n, spec = len(envs), envs.spec.observation
         self._first = lanes[0] * (n // len(lanes))  # the number of the first environment
         self._observation = np.zeros((n, *spec.shape), spec.dtype)
@@ -84,12 +93,13 @@ class Collector:
         terminated, truncated = np.empty((2, steps, n), bool)
         observation[0] = self._observation
         actions = []
-        act, step = self._actor.act, self._envs.step
+        act, step, beat = self._actor.act, self._envs.step, self._beat
         in_lanes = (lanes, envs_per_lane, *spec.observation.shape)
         for t in range(steps):
             action = np.asarray(act(learner.params, learner.observation, observation[t].reshape(in_lanes), noise, t))
             action = action.reshape(n, *action.shape[2:])
             actions.append(action)
+            beat()
             step(action, Step(reward[t], terminated[t], truncated[t], next_observation[t], observation[t + 1]))
         action = np.stack(actions)
         self._observation = observation[steps].copy()

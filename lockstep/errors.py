@@ -10,7 +10,6 @@ class LockstepError(Exception):
     """A fault that is explained to the user in one message, without a traceback."""
 
     status = 1
-    shared = False  # whether every rank of a run has it, so that one of them may tell
 
 
 class UsageError(LockstepError):
@@ -41,6 +40,12 @@ class FileFault(LockstepError):
     """A file can't be written or is damaged."""
 
     status = 5
+
+
+class ProcessLost(LockstepError):
+    """A process that the run needs died or hangs."""
+
+    status = 6
 
 
 class InUse(LockstepError):

@@ -21,7 +21,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.envs.make import Env, check_id
 from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
-from lockstep.ranges import Count, Natural
+from lockstep.ranges import Count, Natural, NonNegative
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Layout:
 
     nprocs: Count = 1  # MPI ranks; must divide the lanes
     mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
+    watchdog_s: NonNegative = 1800.0  # a rank that makes no step for so long hangs, and ends the job; 0: wait for ever
 
     def __str__(self) -> str:
         return f"{self.nprocs} processes, {self.mode}" if self.nprocs > 1 else "1 process"

@@ -12,26 +12,23 @@ import os
 import pickle
 import sys
 import time
-import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lockstep.address import Purpose, integer
 from lockstep.core import Tree
-from lockstep.errors import LockstepError, UsageError
+from lockstep.errors import UsageError
 from lockstep.parallel import entries, nest
-from lockstep.parallel.comm import Comm
+from lockstep.parallel.comm import Peers
 from lockstep.parallel.entries import Disagreement
 from lockstep.parallel.launch import is_launched, join, run_ranks
 from lockstep.parallel.nest import Slot
 from lockstep.runtime import PINNED
 
 OURS = 0  # the tag of messages that belong to no `send`; those of `send` are one higher than their user says
-HEAD_START_S = 1.0  # for the root to tell what all ranks know
 
 
 def start(nprocs: int = 1) -> Ranks:
@@ -50,7 +47,6 @@ def start(nprocs: int = 1) -> Ranks:
     comm = join()
     ranks = Ranks(comm)
     if comm.size > 1:
-        sys.excepthook = _end_all(comm)
         atexit.register(ranks.leave)
     if comm.rank == 0 and nprocs not in (1, comm.size):
         print(f"lockstep: the launcher's {comm.size} ranks are used, not nprocs={nprocs}.", file=sys.stderr)
@@ -63,7 +59,7 @@ class Ranks:
     All ranks must call the same methods in the same order, except `send`, `recv`, `print0`, `section` and `env_seeds`.
     """
 
-    def __init__(self, comm: Comm) -> None:
+    def __init__(self, comm: Peers) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.times: dict[str, float] = {}  # seconds per section so far, on this rank
         self._comm = comm
@@ -205,7 +201,6 @@ class Ranks:
 
     def _meet(self, name: str, value: Any) -> list[Any]:
         """Every rank's value, in rank order, once all ranks have called the same thing."""
-        self._comm.meet()
         met = self._comm.share((name, value))
         names = [theirs for theirs, _ in met]
         if other := next((rank for rank in range(self.size) if names[rank] != names[0]), None):
@@ -244,19 +239,3 @@ def _this_command() -> list[str]:
     if sys.argv[0] in ("", "-"):
         raise UsageError("start(nprocs) runs a script again on every rank: put this into a file, or use nprocs=1.")
     return [sys.executable, *sys.orig_argv[1:]]
-
-
-def _end_all(comm: Comm) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """An exception hook: the others would wait for this rank forever."""
-
-    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if comm.rank and isinstance(error, Disagreement | KeyboardInterrupt):
-            time.sleep(HEAD_START_S)
-        sys.stdout.flush()
-        if isinstance(error, KeyboardInterrupt):
-            return comm.abort(130, "lockstep: stopped by Ctrl-C.")
-        status = error.status if isinstance(error, LockstepError) else 1
-        told = "".join(traceback.format_exception(kind, error, trace))
-        comm.abort(status, f"lockstep: rank {comm.rank} failed, and ends all {comm.size}:\n{told}")
-
-    return end

@@ -6,9 +6,13 @@ import hashlib
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PINNED = {"PJRT_NPROC": "1", "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+# A rank's number among those of its machine, as launchers tell it: MPICH and Intel MPI, Open MPI, MVAPICH2, Slurm.
+LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def pin_threads() -> list[str]:
@@ -23,6 +27,7 @@ def start_jax() -> None:
     for name in pin_threads():
         print(f"lockstep: {name} is set to 1: more threads would change the result", file=sys.stderr)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.update(shared_devices(os.environ, len(list(Path("/dev").glob("nvidia[0-9]*")))))
     import jax
     from threadpoolctl import threadpool_limits
 
@@ -34,6 +39,15 @@ def start_jax() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def shared_devices(environ: Mapping[str, str], devices: int) -> dict[str, str]:
+    """Settings with which several ranks of a machine share its accelerators; the user's own are left alone."""
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    rank = next((environ[name] for name in LOCAL_RANK if name in environ), None)
+    if devices > 1 and rank is not None:
+        chosen["CUDA_VISIBLE_DEVICES"] = str(int(rank) % devices)
+    return {name: value for name, value in chosen.items() if name not in environ}
 
 
 def cache_directory() -> Path:

@@ -1,4 +1,4 @@
-"""Speed side by side: `python -m benchmarks.speed --peer PYTHON` with a Python that has Stable-Baselines3.
+"""Speed side by side: `python -m benchmarks.speed --sb3 PYTHON --sbx PYTHON` with Pythons that have these peers.
 
 Contenders take turns, so that a slow minute of the machine meets all of them; the best round of each counts.
 Prints a Markdown table and, with --write, puts it into benchmarks/speed.md.
@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).parent
+LAYOUTS = {"one process": ("1", "gather"), "2 ranks, gather": ("2", "gather"), "2 ranks, average": ("2", "average")}
+CHEETAH, HUMANOID = "HalfCheetah-v5", "Humanoid-v5"
 
 
 def measure(python: str, script: str, *arguments: str) -> list[str]:
@@ -31,61 +33,123 @@ def start_up() -> float:
     """Seconds from the command to the end of a run of one update, everything included."""
     with tempfile.TemporaryDirectory() as logdir:
         began = time.perf_counter()
-        command = [sys.executable, "-m", "lockstep", "train", "HalfCheetah-v5", "--steps", "2048", "--logdir", logdir]
+        command = [sys.executable, "-m", "lockstep", "train", CHEETAH, "--steps", "2048", "--logdir", logdir]
         subprocess.run([*command, "--set", "watch.eval_every=0"], capture_output=True, check=True)
         return time.perf_counter() - began
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--peer", required=True, help="a Python that has stable-baselines3")
+    options.add_argument("--sb3", required=True, help="a Python that has stable-baselines3")
+    options.add_argument("--sbx", help="a Python that has sbx-rl; without it that row is left out")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--write", action="store_true")
     given = options.parse_args()
-    rounds: dict[str, list[float]] = {"raw": [], "lockstep": [], "sb3": []}
+    rounds: dict[str, list[float]] = {}
+    profiles: dict[str, list[list[float]]] = {}
     start_up()
-    starts, profiles = [], []
+    starts = []
     for _ in range(given.rounds):
-        rounds["raw"].append(float(measure(sys.executable, "raw.py")[-1]))
-        profile, rate = measure(sys.executable, "ours.py")
-        profiles.append([float(number) for number in profile.split()])
-        rounds["lockstep"].append(float(rate))
-        rounds["sb3"].append(float(measure(given.peer, "sb3.py")[-1]))
+        for env in (CHEETAH, HUMANOID):
+            for layout, (nprocs, mode) in LAYOUTS.items():
+                profile, rate = measure(sys.executable, "ours.py", "ppo", env, nprocs, mode)
+                profiles.setdefault(f"{env}, {layout}", []).append([float(number) for number in profile.split()])
+                rounds.setdefault(f"{env}, {layout}", []).append(float(rate))
+        rounds.setdefault("raw", []).append(float(measure(sys.executable, "raw.py")[-1]))
+        rounds.setdefault("sb3", []).append(float(measure(given.sb3, "sb3.py")[-1]))
+        if given.sbx:
+            rounds.setdefault("sbx", []).append(float(measure(given.sbx, "sbx_ppo.py")[-1]))
         starts.append(start_up())
-    table = report(rounds, starts, [min(part) for part in zip(*profiles, strict=True)])
+    table = report(rounds, starts, profiles)
     print(table)
     if given.write:
         (HERE.parent / "speed.md").write_text(table)
 
 
-def report(rounds: dict[str, list[float]], starts: list[float], profile: list[float]) -> str:
-    collect, update, rest = profile
+def report(rounds: dict[str, list[float]], starts: list[float], profiles: dict[str, list[list[float]]]) -> str:
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "gymnasium", "mujoco", "mpi4py"))
     best = {name: max(values) for name, values in rounds.items()}
-    every = {name: ", ".join(f"{value:,.0f}" for value in values) for name, values in rounds.items()}
-    ratio, share = best["lockstep"] / best["sb3"], best["lockstep"] / best["raw"]
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "gymnasium", "mujoco"))
     return f"""# Speed, side by side
 
-PPO end to end on HalfCheetah-v5, one process: 8 environments x 256 steps, minibatch 64, 10 epochs, 64x64 tanh.
-Contenders took turns in one run; steps/s of every round, the best one counts.
+PPO end to end: 8 environments x 256 steps, minibatch 64, 10 epochs, 64x64 tanh; lockstep with 2 lanes and its
+normalisers on. Contenders took turns in one run; steps/s of every round, the best one counts.
 {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}.
 
-| contender | steps/s, every round | best | against ours |
-|---|---|---|---|
-| lockstep (2 lanes, normalisers on) | {every["lockstep"]} | **{best["lockstep"]:,.0f}** | 1 |
-| Stable-Baselines3 (DummyVecEnv, one thread) | {every["sb3"]} | {best["sb3"]:,.0f} | ours is **{ratio:.1f} x** |
-| the environments alone, no learning | {every["raw"]} | {best["raw"]:,.0f} | ours is **{share:.0%}** of it |
+## {CHEETAH}
 
-Where the time of one update of 2048 steps goes, at best: collecting {collect:.0f} ms (the environments alone would take
-{2048000 / best["raw"]:.0f} ms; the rest of it is 256 calls of the actor and the bookkeeping), the 320 gradient steps
-{update:.0f} ms, digest and reports {rest:.1f} ms. The gradient steps are arithmetic, not overhead: 64 rows through both
-networks and back, at some 25 GFLOP/s on one core.
+| contender | steps/s, every round | best |
+|---|---|---|
+{rows(rounds, [*(f"{CHEETAH}, {layout}" for layout in LAYOUTS), "sbx", "sb3", "raw"])}
+
+{ratios(best)}
+
+## Two ranks against one
+
+| | one process | 2 ranks, gather | 2 ranks, average |
+|---|---|---|---|
+{scaling(best)}
+
+Where the time of one update goes, in milliseconds at best: collecting, communicating and waiting, updating, the rest
+(digest, reports). The environments alone would take {2048000 / best["raw"]:.0f} ms on {CHEETAH} in one process.
+
+| | collecting | communicating | updating | the rest |
+|---|---|---|---|---|
+{shares(profiles)}
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
 
-Made by `python -m benchmarks.speed --peer PYTHON --write`, where PYTHON has stable-baselines3 installed.
+Made by `python -m benchmarks.speed --sb3 PYTHON --sbx PYTHON --write`, where the Pythons have stable-baselines3 and
+sbx-rl installed.
 """
+
+
+NAMES = {
+    "sb3": "Stable-Baselines3 (DummyVecEnv, one thread)",
+    "sbx": "SBX (DummyVecEnv)",
+    "raw": "the environments alone in one process, no learning",
+}
+
+
+def rows(rounds: dict[str, list[float]], order: list[str]) -> str:
+    lines = []
+    for name in order:
+        if name in rounds:
+            every = ", ".join(f"{value:,.0f}" for value in rounds[name])
+            called = NAMES.get(name, f"lockstep, {name.split(', ', 1)[-1]}")
+            lines.append(f"| {called} | {every} | **{max(rounds[name]):,.0f}** |")
+    return "\n".join(lines)
+
+
+def ratios(best: dict[str, float]) -> str:
+    """Ours against each peer: one process, and the better of the two modes on two ranks."""
+    one = best[f"{CHEETAH}, one process"]
+    two = max(best[f"{CHEETAH}, 2 ranks, {mode}"] for mode in ("gather", "average"))
+    told = [
+        f"{NAMES[peer].split(' (')[0]}: {one / best[peer]:.1f} x with one process, **{two / best[peer]:.1f} x** on two"
+        for peer in ("sb3", "sbx")
+        if peer in best
+    ]
+    return f"lockstep against {'; against '.join(told)}. One process has {one / best['raw']:.0%} of the raw throughput."
+
+
+def scaling(best: dict[str, float]) -> str:
+    lines = []
+    for env in (CHEETAH, HUMANOID):
+        one, gather, average = (best[f"{env}, {layout}"] for layout in LAYOUTS)
+        lines.append(
+            f"| {env} | {one:,.0f} | {gather:,.0f} (**{gather / one:.2f} x**)"
+            f" | {average:,.0f} (**{average / one:.2f} x**) |"
+        )
+    return "\n".join(lines)
+
+
+def shares(profiles: dict[str, list[list[float]]]) -> str:
+    lines = []
+    for name, rounds in profiles.items():
+        least = [f"{min(part):.1f}" for part in zip(*rounds, strict=True)]
+        lines.append(f"| {name} | {' | '.join(least)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

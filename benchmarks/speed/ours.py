@@ -1,21 +1,23 @@
-"""Steps per second of lockstep, one process, 64x64: `ours.py [ppo|trpo] [LANES]`.
+"""Steps per second of lockstep: `python ours.py WORK ENV NPROCS MODE`. Networks are 64x64.
 
 ppo: 8 environments x 256 steps, minibatch 64, 10 epochs. trpo: sb3-contrib's defaults, 1 environment x 2048 steps.
-The normalisers are on, which the peers' are not; evaluation is off on both sides.
+The normalisers are on, which the peers' are not; evaluation is off on both sides. Prints the milliseconds of an update
+at best (collecting, communicating and waiting, updating, the rest), then the rate.
 """
 
 import csv
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import lockstep
-
-ALGO = sys.argv[1] if len(sys.argv) > 1 else "ppo"
-UPDATES, ENVS, LANES = 12, {"ppo": 8, "trpo": 1}[ALGO], int(sys.argv[2]) if len(sys.argv) > 2 else None
+UPDATES, BATCH = 12, 2048
 WORK = {
-    "ppo": {"algo.minibatch": 64, "algo.epochs": 10},
+    "ppo": {"lanes": 2, "envs_per_lane": 4, "collect.steps": 256, "algo.minibatch": 64, "algo.epochs": 10},
     "trpo": {
+        "lanes": 1,
+        "envs_per_lane": 1,
+        "collect.steps": 2048,
         "algo.max_kl": 0.01,
         "algo.cg_iterations": 15,
         "algo.backtracks": 10,
@@ -24,19 +26,21 @@ WORK = {
     },
 }
 
+
+def command(algo: str, env: str, nprocs: str, mode: str, logdir: str) -> list[str]:
+    settings = WORK[algo] | {"watch.eval_every": 0}
+    chosen = [option for key, value in settings.items() for option in ("--set", f"{key}={value}")]
+    where = ["--logdir", logdir, "--name", "run", "--steps", str(BATCH * UPDATES)]
+    ranks = ["--nprocs", nprocs, "--mode", mode]
+    return [sys.executable, "-m", "lockstep", "train", env, "--algo", algo, *chosen, *where, *ranks]
+
+
+algo, env, nprocs, mode = (*sys.argv[1:], *("ppo", "HalfCheetah-v5", "1", "gather")[len(sys.argv) - 1 :])
 with tempfile.TemporaryDirectory() as logdir:
-    lanes = LANES or min(2, ENVS)
-    settings = WORK[ALGO] | {
-        "steps": 2048 * UPDATES,
-        "lanes": lanes,
-        "envs_per_lane": ENVS // lanes,
-        "collect.steps": 2048 // ENVS,
-        "watch.eval_every": 0,
-    }
-    run = lockstep.train("HalfCheetah-v5", algo=ALGO, logdir=logdir, settings=settings)
-    rows = list(csv.DictReader((Path(run.path) / "metrics.csv").open()))
+    subprocess.run(command(algo, env, nprocs, mode, logdir), capture_output=True, check=True)
+    rows = list(csv.DictReader((Path(logdir) / "run" / "metrics.csv").open()))
 seconds = [float(row["seconds"]) for row in rows]
-collect, update = ([float(row[name]) for row in rows] for name in ("time_collect", "time_update"))
-rest = [seconds[i] - seconds[i - 1] - collect[i] - update[i] for i in range(1, UPDATES)]
-print(*(f"{1000 * min(part):.1f}" for part in (collect[1:], update[1:], rest)))
-print(2048 * (UPDATES - 1) / (seconds[-1] - seconds[0]))
+parts = [[float(row[f"time_{name}"]) for row in rows[1:]] for name in ("collect", "communicate", "update")]
+rest = [seconds[i + 1] - seconds[i] - sum(part[i] for part in parts) for i in range(UPDATES - 1)]
+print(*(f"{1000 * min(part):.1f}" for part in (*parts, rest)))
+print(BATCH * (UPDATES - 1) / (seconds[-1] - seconds[0]))

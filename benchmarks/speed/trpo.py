@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def report(ours: list[float], peer: list[float], profile: list[float]) -> str:
-    collect, update, rest = profile
+    collect, _, update, rest = profile
     every = [", ".join(f"{value:,.0f}" for value in values) for values in (ours, peer)]
     return f"""# TRPO's speed, side by side
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,14 +17,17 @@ from gymnasium import spaces
 class Scripted(gymnasium.Env):
     """A walk on a line towards the origin; episodes of `length` steps. At step `at` it does `what`.
 
-    `what`: nothing, nan, inf, nan-reward, raise, shape, kill, random (an observation that no seed repeats).
+    `what`: nothing, nan, inf, nan-reward, raise, shape, kill, hang, stop (as SIGSTOP does), exit, random (an
+    observation that no seed repeats). With `once`, the name of a new file, only the first to come to it does so.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
-    def __init__(self, what: str = "nothing", at: int = 57, length: int = 100, render_mode: str | None = None) -> None:
-        self._what, self._at, self._length = what, at, length
+    def __init__(
+        self, what: str = "nothing", at: int = 57, length: int = 100, once: str = "", render_mode: str | None = None
+    ) -> None:
+        self._what, self._at, self._length, self._once = what, at, length, once
         self._place = np.zeros(3, np.float32)
         self._step = 0
 
@@ -35,15 +41,26 @@ class Scripted(gymnasium.Env):
         self._step += 1
         self._place[:2] = self._place[:2] + 0.1 * np.asarray(action, np.float32)
         observation, reward = self._place.copy(), -float(np.abs(self._place[:2]).sum())
-        if self._step == self._at:
+        if self._step == self._at and self._is_first():
             observation, reward = self._misbehave(observation, reward)
         return observation, reward, False, self._step >= self._length, {}
+
+    def _is_first(self) -> bool:
+        try:
+            Path(self._once or os.devnull).open("x" if self._once else "w").close()
+        except FileExistsError:
+            return False
+        return True
 
     def _misbehave(self, observation: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
         if self._what == "raise":
             raise RuntimeError("scripted failure")
-        if self._what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._what in ("kill", "stop"):
+            os.kill(os.getpid(), signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
+        if self._what == "exit":
+            sys.exit(3)
+        while self._what == "hang":
+            time.sleep(0.1)
         if self._what in ("nan", "inf"):
             observation[1] = float(self._what)
         if self._what == "nan-reward":

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import io_callback
+import numpy as np
+from jax.experimental.buffer_callback import buffer_callback
 
 from lockstep import tree
 from lockstep.core import Tree
@@ -28,14 +29,21 @@ def alone(stacked: Tree) -> Tree:
 
 
 def exchange_over(comm: Comm) -> Exchange:
-    """The exchange inside a compiled program: a callback, in program order, that gathers packed vectors."""
+    """The exchange inside a compiled program: a callback on its own buffers that gathers packed vectors.
+
+    Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere.
+    """
     if isinstance(comm, Solo):
         return alone
+
+    def gather(context: Any, out: Any, mine: Any) -> None:
+        for dtype, vector in mine.items():
+            comm.allgather(np.asarray(vector), np.asarray(out[dtype]))
 
     def exchange(stacked: Tree) -> Tree:
         vectors = tree.pack(stacked)
         shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct((comm.size, *v.shape), v.dtype), vectors)
-        gathered = io_callback(lambda mine: jax.tree.map(comm.allgather, mine), shapes, vectors, ordered=True)
+        gathered = buffer_callback(gather, shapes, has_side_effect=True)(vectors)
         parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(comm.size)]
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 

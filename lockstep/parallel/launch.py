@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from lockstep.errors import UsageError
+from lockstep.errors import LockstepError, UsageError
+from lockstep.parallel.watchdog import GRACE_S
 
 if TYPE_CHECKING:
-    from lockstep.parallel.comm import Comm
+    from lockstep.parallel.comm import Comm, Mpi, Solo
 
 STATUS_FILE = "LOCKSTEP_STATUS_FILE"  # where the root leaves its exit status
 
@@ -30,11 +36,79 @@ def is_launched() -> bool:
     return any(name in os.environ for name in MARKS)
 
 
-def join() -> Comm:
+@functools.cache
+def join() -> Mpi | Solo:
     """The processes this one was started with: MPI's world, or itself alone."""
     from lockstep.parallel.comm import Mpi, Solo
 
-    return Mpi() if is_launched() else Solo()
+    if not is_launched():
+        return Solo()
+    try:
+        comm = Mpi()
+    except ImportError as error:
+        raise UsageError(f"ranks need mpi4py: `pip install lockstep-rl[mpi]`. ({error})") from error
+    sys.excepthook = functools.partial(_uncaught, comm)
+    return comm
+
+
+def _uncaught(comm: Mpi, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A script that ends with an exception on one rank ends on all: MPI would wait for it for ever."""
+    sys.stdout.flush()
+    status = error.status if isinstance(error, LockstepError) else 1
+    told = f"failed:\n{''.join(traceback.format_exception(kind, error, trace))}"
+    if isinstance(error, KeyboardInterrupt):
+        status, told = 130, "stopped by Ctrl-C."
+    comm.fail(status, told)
+    if comm.rank:
+        time.sleep(GRACE_S)  # all have failed: the root tells, and ends this rank too
+    comm.end(status, told)
+
+
+@contextlib.contextmanager
+def together(comm: Comm) -> Iterator[None]:
+    """An error inside that not every rank has ends the job; one that all have is raised on all."""
+    try:
+        yield
+    except LockstepError as error:
+        comm.fail(error.status, str(error))
+        raise
+    except BaseException:
+        comm.fail(1, f"failed:\n{traceback.format_exc()}")
+        raise
+
+
+def speak(verbose: bool) -> None:
+    """Only the root is heard; with `verbose` every rank, each line after the rank's number."""
+    if not is_launched():
+        return
+    rank = join().rank
+    if verbose:
+        sys.stdout, sys.stderr = Prefixed(f"[rank {rank}] ", sys.stdout), Prefixed(f"[rank {rank}] ", sys.stderr)
+        print(f"process {os.getpid()} on {os.uname().nodename}, cores {sorted(os.sched_getaffinity(0))}")
+    elif rank:
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  (for as long as the process lives)
+
+
+class Prefixed(io.TextIOBase):
+    """Text with something before every line; a line is written whole, so that ranks don't meet in it."""
+
+    def __init__(self, prefix: str, out: TextIO) -> None:
+        self._prefix, self._out, self._line = prefix, out, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        self._out.write("".join(f"{self._prefix}{line}\n" for line in lines))
+        self._out.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def fileno(self) -> int:
+        return self._out.fileno()
+
+    def isatty(self) -> bool:
+        return False
 
 
 def leave(comm: Comm, status: int, message: str | None = None) -> int:

@@ -53,13 +53,21 @@ def _or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def evaluate(policy: TrainedPolicy, episodes: int, seed: int) -> Evaluation:
-    """The first episode of each of environments 0, 1, ...: the same episodes however they are batched."""
+def evaluate(policy: TrainedPolicy, episodes: int, seed: int, beat: Callable[[], None] = lambda: None) -> Evaluation:
+    """The first episode of each of environments 0, 1, ...: the same episodes however they are batched.
+
+    `beat` is called at every step.
+    """
+
+    def choose(observation: np.ndarray) -> np.ndarray:
+        beat()
+        return policy.choose(observation)
+
     returns, lengths = [], []
     for start in range(0, episodes, TILE):
         numbers = range(start, min(start + TILE, episodes))
         with LocalEnvs(policy.experiment.env, seed, numbers, Purpose.EVALUATE) as envs:
-            part_returns, part_lengths = play(policy.choose, envs)
+            part_returns, part_lengths = play(choose, envs)
         returns += part_returns
         lengths += part_lengths
     return Evaluation(returns, lengths)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ PACKAGES = ("lockstep-rl", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujo
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -53,6 +54,19 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
         if then.get(part) != now[part]:
             changed.append(name)
     return changed
+
+
+def compared(ranks: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """How ranks differ from rank 0: what can't go together, and what only makes other bits likely."""
+    refused, doubtful = [], []
+    for rank, theirs in enumerate(ranks[1:], 1):
+        names = differences(ranks[0], theirs)
+        packages = [name for name in names if "->" in name]
+        if packages:
+            refused.append(f"rank {rank} has other versions than rank 0: {', '.join(packages)}. Install the same.")
+        elif names:
+            doubtful.append(f"rank {rank} differs from rank 0 in the {' and the '.join(names)}.")
+    return refused, doubtful
 
 
 def _kernels() -> str:

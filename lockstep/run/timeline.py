@@ -77,7 +77,7 @@ class Timed:
         self.broadcast = timeline.around("broadcast", comm.broadcast)
         self.share = timeline.around("share", comm.share)
         self.on_root = timeline.around("on_root", comm.on_root)
-        self.abort = comm.abort
+        self.fail, self.beat, self.watched = comm.fail, comm.beat, comm.watched
 
     @property
     def seconds(self) -> float:

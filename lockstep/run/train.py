@@ -23,7 +23,7 @@ from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
 from lockstep.envs.make import spec_for
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
+from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment, to_toml
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -65,12 +65,15 @@ class Start(NamedTuple):
 
 def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
     """A new run of `config` in `logdir/name`."""
+    _same_settings(config, comm)
     comm.on_root(lambda: directory.check_writable(Path(logdir)))
     with contextlib.ExitStack() as stack:
+        stack.enter_context(comm.watched(config.layout.watchdog_s))
         envs = stack.enter_context(_envs(config.experiment, comm))
+        here = machine.describe(config.experiment.env)
+        _same_machines(here, comm, strict=False)
         path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
-        here = machine.describe(config.experiment.env)
         return _run(path, config, envs, Start(), here, comm, _reporter(comm))
 
 
@@ -87,9 +90,12 @@ def resume(
     if steps is not None:
         config = replace_experiment(config, steps=steps)
     config = checked(dataclasses.replace(config, layout=layout or Layout()))
+    _same_settings(config, comm)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(comm.watched(config.layout.watchdog_s))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         now = machine.describe(config.experiment.env)
+        _same_machines(now, comm, strict)
         start = comm.on_root(lambda: _start(path, config, now, steps, strict))
         envs = stack.enter_context(_envs(config.experiment, comm))
         return _run(path, config, envs, start, now, comm, _reporter(comm))
@@ -99,6 +105,25 @@ def rerun(path: Path, config: Config, start: Start, observe: Observe, comm: Comm
     """The loop once more, from `start` to its end, for another observer. `path` is a scratch directory."""
     with _envs(config.experiment, comm) as envs:
         _run(path, config, envs, start, machine.describe(config.experiment.env), comm, observe)
+
+
+def _same_settings(config: Config, comm: Comm) -> None:
+    """Every rank must have been given the same."""
+    told = comm.share(to_toml(config))
+    if different := [rank for rank, theirs in enumerate(told) if theirs != told[0]]:
+        lines = zip(told[0].splitlines(), told[different[0]].splitlines(), strict=False)
+        here, there = next(((a, b) for a, b in lines if a != b), ("fewer settings", "more"))
+        raise UsageError(f"rank {different[0]} was started with other settings than rank 0: {there}, not {here}.")
+
+
+def _same_machines(mine: dict[str, Any], comm: Comm, strict: bool) -> None:
+    """Refuse ranks with other versions; where only the arithmetic differs, say what that means."""
+    refused, doubtful = machine.compared(comm.share(mine))
+    if refused or (strict and doubtful):
+        raise UsageError(" ".join([*refused, *doubtful]))
+    if comm.rank == 0:
+        for message in doubtful:
+            Reporter.warn(f"{message} Ranks may compute other bits than one process.")
 
 
 def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, strict: bool) -> Start:
@@ -164,7 +189,7 @@ def _run(
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
     learn = timeline.around("update", LEARN[config.layout.mode](algorithm, comm))
     discount = experiment.algo.discount  # type: ignore[attr-defined]
-    collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount)
+    collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount, comm.beat)
     collect, score_of = timeline.around("collect", collector.collect), timeline.around("evaluate", _score)
     end = experiment.steps if start.end is None else start.end
     with (
@@ -173,6 +198,7 @@ def _run(
         Interrupt() as interrupt,
         _episode_saved(path),
     ):
+        comm.beat("starting the environments")
         learner, exact = _first(algorithm, experiment, collector, start, comm)
         saver = Saver(path, config, here, exact, reporter.say, comm)
         report, save = timeline.around("report", reporter.report), timeline.around("save", saver.save_when_due)
@@ -181,21 +207,24 @@ def _run(
             saver.save(progress, learner, collector)
         began = time.perf_counter()
         while progress.steps < end and stop is None:
+            comm.beat(f"collecting for update {progress.updates + 1}")
             started, waited = time.perf_counter(), comm.seconds
             trajectory, mine = collect(learner, words(experiment.seed, Purpose.ACT, progress.updates))
+            comm.beat(f"making update {progress.updates + 1}")
             collected = time.perf_counter()
             key_data = words(experiment.seed, Purpose.LEARN, progress.updates)
             learner, metrics = learn(learner, trajectory, key_data)
-            _refuse_what_is_not_a_number(learner, trajectory, path)
             updated, talked = time.perf_counter(), comm.seconds - waited
             digest = tree.digest(learner)
-            episodes, stop = _agree(comm, mine, digest, interrupt.number)
+            episodes, stop = _agree(comm, mine, learner, digest, interrupt.number)
+            _refuse_what_is_not_a_number(learner, trajectory, path, comm)
             seconds = start.progress.seconds + time.perf_counter() - began
             progress = progress.after(experiment.batch, episodes, seconds)
             score = None
             if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
+                comm.beat(f"evaluating after update {progress.updates}")
                 trained = TrainedPolicy(experiment, envs.spec, learner, actor)
-                score = comm.on_root(partial(score_of, trained, watch.eval_episodes))
+                score = comm.on_root(partial(score_of, trained, watch.eval_episodes, comm.beat))
             times = {
                 "time_collect": collected - started,
                 "time_communicate": talked,
@@ -212,21 +241,33 @@ def _run(
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
-def _score(policy: TrainedPolicy, episodes: int) -> float:
-    return evaluate(policy, episodes, policy.experiment.seed).mean
+def _score(policy: TrainedPolicy, episodes: int, beat: Callable[[], None]) -> float:
+    return evaluate(policy, episodes, policy.experiment.seed, beat).mean
 
 
-def _agree(comm: Comm, episodes: list[Episode], digest: str, stop: int | None) -> tuple[list[Episode], int | None]:
+def _agree(
+    comm: Comm, episodes: list[Episode], learner: Learner, digest: str, stop: int | None
+) -> tuple[list[Episode], int | None]:
     """All ranks' episodes in the order of one process, and whether any rank was asked to stop.
 
     Every rank must hold the same learner: a difference is a bug of the first order, and ends the run.
     """
     told = comm.share((episodes, digest, stop))
-    different = [rank for rank, (_, theirs, _) in enumerate(told) if theirs != told[0][1]]
-    if different:
-        raise NumericFault(f"rank {different[0]} holds another learner than rank 0. This must not happen.")
+    if any(theirs != told[0][1] for _, theirs, _ in told):
+        raise NumericFault(_difference(comm, learner))
     merged = sorted(episode for mine, _, _ in told for episode in mine)
     return merged, next((number for _, _, number in told if number is not None), None)
+
+
+def _difference(comm: Comm, learner: Learner) -> str:
+    """Which ranks hold another learner than the root, and the first parameter that differs."""
+    told = comm.share({name: tree.digest(leaf) for name, leaf in tree.paths(learner).items()})
+    first = next(name for name in told[0] if any(theirs.get(name) != told[0][name] for theirs in told))
+    ranks = ", ".join(str(rank) for rank, theirs in enumerate(told) if theirs.get(first) != told[0][first])
+    return (
+        f"update {int(learner.updates)}: rank {ranks} holds another '{first}' than rank 0. This must not happen: ranks"
+        " on one kind of machine with the same versions compute the same. The run's checkpoints are as they were."
+    )
 
 
 def _first(
@@ -263,8 +304,7 @@ def gather(algorithm: Algorithm, comm: Comm) -> Learn:
         parts = comm.gather(trajectory)
         metrics: dict[str, float] = {}
         if parts is not None:
-            whole = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
-            learner, found = update(learner, whole, key_data)
+            learner, found = update(learner, _joined(parts), key_data)
             metrics = {name: float(value) for name, value in found.items()}
         return comm.broadcast(learner), metrics
 
@@ -293,19 +333,28 @@ def _update(algorithm: Algorithm, exchange: Exchange) -> Callable[[Learner, Traj
     return update
 
 
-def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path) -> None:
+def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:
     """Stop, with the data kept, where an update led to something that is not a number."""
     broken = [name for name, leaf in tree.paths(learner).items() if not np.isfinite(np.asarray(leaf)).all()]
     if not broken:
         return
-    folder = path / "diverged"
-    folder.mkdir(exist_ok=True)
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in tree.paths(trajectory).items()}
-    directory.write_file(folder / "trajectory.safetensors", save(arrays))
-    raise NumericFault(
-        f"update {int(learner.updates)} made '{broken[0]}' infinite or not a number, and was not applied."
-        f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
-    )
+    folder, parts = path / "diverged", comm.gather(trajectory)
+
+    def refuse() -> None:
+        folder.mkdir(exist_ok=True)
+        arrays = {name: np.asarray(leaf, order="C") for name, leaf in tree.paths(_joined(parts or [])).items()}
+        directory.write_file(folder / "trajectory.safetensors", save(arrays))
+        raise NumericFault(
+            f"update {int(learner.updates)} made '{broken[0]}' infinite or not a number, and was not applied."
+            f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
+        )
+
+    comm.on_root(refuse)
+
+
+def _joined(parts: list[Trajectory]) -> Trajectory:
+    """The lanes of several ranks, in their order."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
 
 
 @contextlib.contextmanager
@@ -326,9 +375,13 @@ def _episode_saved(path: Path) -> Iterator[None]:
         yield
     except BrokenEpisode as broken:
         file = path / "faults" / f"env{broken.number}-seed{broken.seed}.json"
-        file.parent.mkdir(exist_ok=True)
         record = {"env": dataclasses.asdict(broken.env), "seed": broken.seed, "actions": broken.actions.tolist()}
-        directory.write_file(file, json.dumps(record).encode())
+        try:
+            file.parent.mkdir(exist_ok=True)
+            directory.write_file(file, json.dumps(record).encode())
+        except OSError as error:  # a full disk, or a rank on a host that does not have the run's directory
+            why = f"{broken}\nIts actions could not be kept in '{file}': {error.strerror or error}."
+            raise EnvironmentFault(why) from broken
         raise EnvironmentFault(
             f"{broken}\n"
             f"Replay it with: lockstep check {broken.env.id} --replay {file}\n"

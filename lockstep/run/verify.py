@@ -206,9 +206,7 @@ class Comparison:
         for noted in self._work.noted.get(update, []):
             if noted.digest != digest:
                 doubts = f"\n{self._work.doubts}" if self._work.doubts else ""
-                fault = Differs(f"update {update} differs: {noted.where} is {noted.digest}, {how} {digest}.{doubts}")
-                fault.shared = True
-                raise fault
+                raise Differs(f"update {update} differs: {noted.where} is {noted.digest}, {how} {digest}.{doubts}")
 
     def __enter__(self) -> Comparison:
         return self

@@ -14,7 +14,7 @@ import pytest
 import lockstep
 from lockstep.errors import UsageError
 from tests.laws.job import name_of, train_all
-from tests.laws.process import command, digest_in, family, options, rows, run, start_and_wait, wait_until_gone
+from tests.laws.process import digest_in, family, on_ranks, options, rows, run, start_and_wait, wait_until_gone
 from tests.laws.table import EXPERIMENTS, settings
 
 LAYOUTS = [(2, "gather"), (2, "average"), (4, "gather"), (4, "average")]
@@ -111,7 +111,7 @@ def test_a_broken_environment_on_one_rank_is_told_once(tmp_path: Path) -> None:
     failed = run("train", "lockstep.envs.testing:Scripted-v0", *kwargs, *where, *ranks(2, "average"))
     assert failed.returncode == 3, failed.stderr
     assert "broke its contract: the observation is nan at index 1, at step 9" in failed.stderr
-    assert "lockstep: rank " in failed.stderr
+    assert failed.stderr.count("broke its contract") == 1
     assert "Traceback" not in failed.stderr
 
 
@@ -125,7 +125,7 @@ def test_processes_that_do_not_divide_the_lanes_are_refused(tmp_path: Path) -> N
 def test_ranks_that_a_launcher_started_are_joined(tmp_path: Path) -> None:
     one = lockstep.train("Pendulum-v1", logdir=tmp_path, name="one", settings=settings(2))
     arguments = ["train", "Pendulum-v1", *options(settings(2)), "--logdir", str(tmp_path), "--name", "joined"]
-    done = subprocess.run([MPIEXEC, "-n", "2", *command(*arguments)], capture_output=True, text=True, timeout=120)
+    done = on_ranks(2, "-m", "lockstep", *arguments)
     assert done.returncode == 0, done.stderr
     assert digest_in(done.stdout) == one.digest
 
@@ -145,5 +145,5 @@ def test_a_layout_that_is_set_is_not_ignored(tmp_path: Path) -> None:
     done = run("train", "Pendulum-v1", *options(settings(2, **layout)), *where)
     assert digest_in(done.stdout) == one.digest, done.stderr
     assert 'nprocs = 2\nmode = "average"' in (tmp_path / "two" / "config.toml").read_text()
-    with pytest.raises(UsageError, match=r"layout\.nprocs must be 1"):
+    with pytest.raises(UsageError, match=r"here 1: layout\.nprocs must be 1"):
         lockstep.train("Pendulum-v1", logdir=tmp_path, settings=layout)

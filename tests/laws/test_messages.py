@@ -1,0 +1,77 @@
+"""What travels between ranks arrives as it was, whatever its shape, dtype and size."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.laws.process import on_ranks
+
+MESSAGES = """
+import sys
+from lockstep.runtime import start_jax
+start_jax()
+import numpy as np
+from lockstep.parallel import comm as module
+from lockstep.parallel.launch import join
+module.PIECE, module.LARGE = int(sys.argv[1]), int(sys.argv[2])
+comm = join()
+
+def made(rank):
+    rng = np.random.default_rng(rank)
+    return {
+        "scalar": np.float64(rng.random()),
+        "empty": np.zeros((0, 3), np.float32),
+        "flags": rng.random((5, 1)) < 0.5,
+        "many": rng.random((3, 7, 11)).astype(np.float32),
+        "turned": rng.random((4, 6)).T,
+        "nested": [np.arange(9, dtype=np.int8) + rank, (np.int32(rank),)],
+    }
+
+def same(a, b):
+    import jax
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in pairs:
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), (x.dtype, x.shape, y.dtype, y.shape)
+        assert x.tobytes() == y.tobytes()
+
+everyone = [made(rank) for rank in range(comm.size)]
+gathered = comm.gather(made(comm.rank))
+if comm.rank == 0:
+    same(gathered, everyone)
+else:
+    assert gathered is None
+same(comm.broadcast(made(comm.rank)), everyone[0])
+same(comm.allgather(made(comm.rank)["many"]), np.stack([rank["many"] for rank in everyone]))
+out = np.empty((comm.size, 3, 7, 11), np.float32)
+assert comm.allgather(made(comm.rank)["many"], out) is out
+same(out, np.stack([rank["many"] for rank in everyone]))
+assert comm.share(list(range(comm.rank * 400))) == [list(range(rank * 400)) for rank in range(comm.size)]
+assert comm.on_root(lambda: ("from", comm.rank)) == ("from", 0)
+"""
+
+INSIDE_A_PROGRAM = """
+from lockstep.runtime import start_jax
+start_jax()
+import jax, numpy as np
+from lockstep.parallel.lanes import LaneBlock, exchange_over
+from lockstep.parallel.launch import join
+comm = join()
+data = np.full((2, 1_500_000), comm.rank, np.float32)
+mean = jax.jit(lambda data: LaneBlock(data, exchange_over(comm)).mean(lambda lane: (lane, lane[0])))
+for _ in range(5):
+    whole, first = mean(data)
+assert (np.asarray(whole) == 0.5).all() and float(first) == 0.5
+"""
+
+
+@pytest.mark.parametrize(("piece", "large"), [(2**30, 2**18), (50, 0), (7, 100)])
+def test_messages_arrive_as_they_were_in_pieces_of_any_size(piece: int, large: int) -> None:
+    done = on_ranks(7, "-c", MESSAGES, str(piece), str(large))
+    assert done.returncode == 0, done.stderr
+
+
+def test_messages_of_megabytes_cross_inside_a_compiled_program() -> None:
+    done = on_ranks(2, "-c", INSIDE_A_PROGRAM)
+    assert done.returncode == 0, done.stderr
