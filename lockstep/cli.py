@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -52,7 +53,7 @@ def _train(options: argparse.Namespace) -> int:
 
     settings: dict[str, Any] = dict(config.parse(setting) for setting in options.set)
     given = {"steps": options.steps, "seed": options.seed, "lanes": options.lanes}
-    given |= {"layout.nprocs": options.nprocs, "layout.mode": options.mode}
+    given |= {"layout.nprocs": options.nprocs, "layout.mode": options.mode, "layout.workers": options.workers}
     settings |= {name: value for name, value in given.items() if value is not None}
     if is_launched():
         settings["layout.nprocs"] = join().size
@@ -73,14 +74,19 @@ def _resume(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
     start_jax()
-    from lockstep.experiment import Layout
+    from lockstep.run import directory
     from lockstep.run.train import resume
 
     nprocs = join().size if is_launched() else options.nprocs or 1
     if nprocs > 1 and not is_launched():
         return launch(nprocs, options.arguments)
-    layout = Layout(nprocs, options.mode or "gather")
-    return _finish(lambda comm: resume(options.run, options.steps, options.strict, layout, comm), options.run)
+
+    def work(comm: Comm) -> Run:
+        kept = comm.on_root(lambda: directory.read_config(options.run)).layout
+        layout = dataclasses.replace(kept, nprocs=nprocs, mode=options.mode or "gather", workers=options.workers or 0)
+        return resume(options.run, options.steps, options.strict, layout, comm)
+
+    return _finish(work, options.run)
 
 
 def _finish(work: Callable[[Comm], Run], path: Path) -> int:
@@ -271,6 +277,10 @@ def _parser() -> argparse.ArgumentParser:
             "--mode",
             choices=("gather", "average"),
             help="what travels: trajectories to one rank (gather, the default), or gradients between all (average)",
+        )
+
+        trainer.add_argument(
+            "--workers", type=_natural, help="external processes that step each rank's environments; default: 0"
         )
 
     evaluate = on_run("evaluate", _evaluate, "play episodes without noise, on fixed seeds")

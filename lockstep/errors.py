@@ -37,6 +37,12 @@ class FileFault(LockstepError):
     status = 5
 
 
+class ProcessLost(LockstepError):
+    """A process that the run needs keeps dying."""
+
+    status = 6
+
+
 class InUse(LockstepError):
     """Another process works in the run directory."""
 

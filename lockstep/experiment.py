@@ -21,7 +21,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.envs.make import Env, check_id
 from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
-from lockstep.ranges import Count, Natural
+from lockstep.ranges import Count, Natural, Positive
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Layout:
 
     nprocs: Count = 1  # MPI ranks; must divide the lanes
     mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
+    workers: Natural = 0  # external processes that step each rank's environments; 0: the rank steps them itself
+    worker_timeout_s: Positive = 60.0  # after which a worker that is still at one step is replaced
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,9 @@ def _cross_problems(settings: Config) -> list[str]:
     if lanes % nprocs:
         fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]
         problems.append(f"nprocs ({nprocs}) must divide the {lanes} lanes: {', '.join(fitting)}.")
+    workers, mine = settings.layout.workers, lanes // nprocs * experiment.envs_per_lane
+    if workers > mine and not lanes % nprocs:
+        problems.append(f"workers ({workers}) can't be more than the {mine} environments of a rank.")
     return problems
 
 

@@ -8,14 +8,7 @@ import platform
 import sys
 from pathlib import Path
 
-PINNED = {"PJRT_NPROC": "1", "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-
-def pin_threads() -> list[str]:
-    """One thread per process. Returns the names of the user's own settings that were overridden."""
-    overridden = [name for name, value in PINNED.items() if os.environ.get(name, value) != value]
-    os.environ.update(PINNED)
-    return overridden
+from lockstep.threads import pin_threads
 
 
 def start_jax() -> None:

@@ -20,8 +20,10 @@ from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
-from lockstep.envs.local import BrokenEpisode, LocalEnvs
+from lockstep.envs.episodes import BrokenEpisode, Envs
+from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import spec_for
+from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
 from lockstep.parallel.comm import Comm, Solo
@@ -63,7 +65,7 @@ def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> R
     """A new run of `config` in `logdir/name`."""
     comm.on_root(lambda: directory.check_writable(Path(logdir)))
     with contextlib.ExitStack() as stack:
-        envs = stack.enter_context(_envs(config.experiment, comm))
+        envs = stack.enter_context(_envs(config, comm))
         path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         return _run(path, config, envs, Start(), machine.describe(config.experiment.env), comm)
@@ -86,7 +88,7 @@ def resume(
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         now = machine.describe(config.experiment.env)
         start = comm.on_root(lambda: _start(path, config, now, steps, strict))
-        envs = stack.enter_context(_envs(config.experiment, comm))
+        envs = stack.enter_context(_envs(config, comm))
         return _run(path, config, envs, start, now, comm)
 
 
@@ -128,13 +130,18 @@ def _lanes_of(experiment: Experiment, comm: Comm) -> range:
     return range(comm.rank * count, (comm.rank + 1) * count)
 
 
-def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
+def _envs(config: Config, comm: Comm) -> Envs:
+    experiment, layout = config.experiment, config.layout
     machine.check_memory(experiment, spec_for(experiment.env))
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
-    return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
+    numbers = range(lanes.start * each, lanes.stop * each)
+    if layout.workers == 0:
+        return LocalEnvs(experiment.env, experiment.seed, numbers)
+    timeout_s = layout.worker_timeout_s
+    return WorkerEnvs(experiment.env, experiment.seed, numbers, layout.workers, timeout_s, warn=Reporter.warn)
 
 
-def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm) -> Run:
+def _run(path: Path, config: Config, envs: Envs, start: Start, here: dict[str, Any], comm: Comm) -> Run:
     experiment, watch = config.experiment, config.watch
     policy, algorithm = assemble(experiment, envs.spec)
     actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
@@ -302,8 +309,12 @@ def _episode_saved(path: Path) -> Iterator[None]:
         file.parent.mkdir(exist_ok=True)
         record = {"env": dataclasses.asdict(broken.env), "seed": broken.seed, "actions": broken.actions.tolist()}
         directory.write_file(file, json.dumps(record).encode())
+        told = str(broken)
+        if broken.trace:
+            directory.write_file(file.with_suffix(".txt"), broken.trace.encode())
+            told += f"\nIts traceback is in {file.with_suffix('.txt')}"
         raise EnvironmentFault(
-            f"{broken}\n"
+            f"{told}\n"
             f"Replay it with: lockstep check {broken.env.id} --replay {file}\n"
             f"The checkpoints in '{path}' are as they were."
         ) from broken
