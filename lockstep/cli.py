@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -74,6 +75,7 @@ def _train(options: argparse.Namespace) -> int:
 
     settings = _settings(options)
     given = {"steps": options.steps, "layout.nprocs": options.nprocs, "layout.mode": options.mode}
+    given |= {"layout.workers": options.workers}
     settings |= {name: value for name, value in given.items() if value is not None}
     if is_launched():
         settings["layout.nprocs"] = join().size
@@ -104,14 +106,19 @@ def _resume(options: argparse.Namespace) -> int:
 
     speak(options.verbose_ranks)
     start_jax()
-    from lockstep.experiment import Layout
+    from lockstep.run import directory
     from lockstep.run.train import resume
 
     nprocs = join().size if is_launched() else options.nprocs or 1
     if nprocs > 1 and not is_launched():
         return launch(nprocs, options.arguments)
-    layout = Layout(nprocs, options.mode or "gather")
-    return _finish(lambda comm: resume(options.run, options.steps, options.strict, layout, comm), options.run)
+
+    def work(comm: Comm) -> Run:
+        kept = comm.on_root(lambda: directory.read_config(options.run)).layout
+        layout = dataclasses.replace(kept, nprocs=nprocs, mode=options.mode or "gather", workers=options.workers or 0)
+        return resume(options.run, options.steps, options.strict, layout, comm)
+
+    return _finish(work, options.run)
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -365,6 +372,9 @@ def _parser() -> argparse.ArgumentParser:
             "--mode",
             choices=("gather", "average"),
             help="what travels: trajectories to one rank (gather, the default), or gradients between all (average)",
+        )
+        trainer.add_argument(
+            "--workers", type=_natural, help="external processes that step each rank's environments; default: 0"
         )
         trainer.add_argument(
             "--verbose-ranks", action="store_true", help="show what every rank prints, with its number; default: rank 0"

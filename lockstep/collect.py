@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.algorithms.actor_critic import Normalize, see
 from lockstep.core import Array, Learner, Policy, Trajectory, Tree
-from lockstep.envs.local import LocalEnvs, OpenEpisode, Step
+from lockstep.envs.episodes import Envs, OpenEpisode
 from lockstep.parallel.lanes import LaneBlock
 
 
@@ -62,7 +62,7 @@ class Collector:
 
     def __init__(
         self,
-        envs: LocalEnvs,
+        envs: Envs,
         actor: Actor,
         lanes: range,
         steps: int,
@@ -78,19 +78,25 @@ class Collector:
         self._total = np.zeros(n, np.float64)
         self._discounted = np.zeros(n, np.float64)
 
+    @property
+    def strangers(self) -> list[int]:
+        """The environments that did not repeat themselves when an episode was rebuilt."""
+        return self._envs.strangers
+
     def start(self) -> None:
         self._envs.start(self._observation)
 
     def collect(self, learner: Learner, key_data: np.ndarray) -> tuple[Trajectory, list[Episode]]:
-        """`steps` steps of every environment, stacked over lanes, and the episodes that ended meanwhile."""
+        """`steps` steps of every environment, stacked over lanes, and the episodes that ended meanwhile.
+
+        The trajectory may lie in the environments' memory: it holds until the next call.
+        """
         n, steps, lanes = len(self._envs), self._steps, len(self._lanes)
         envs_per_lane, spec = n // lanes, self._envs.spec
         numbers = np.asarray(self._lanes, np.int32)
         noise = self._actor.noise(key_data, numbers)
-        observation = np.empty((steps + 1, n, *spec.observation.shape), spec.observation.dtype)
-        next_observation = np.empty_like(observation[1:])
-        reward = np.empty((steps, n), np.float64)
-        terminated, truncated = np.empty((2, steps, n), bool)
+        rollout = self._envs.rollout(steps)
+        reward, terminated, truncated, final, observation = rollout
         observation[0] = self._observation
         actions = []
         act, step, beat = self._actor.act, self._envs.step, self._beat
@@ -100,16 +106,23 @@ class Collector:
             action = action.reshape(n, *action.shape[2:])
             actions.append(action)
             beat()
-            step(action, Step(reward[t], terminated[t], truncated[t], next_observation[t], observation[t + 1]))
+            step(action, rollout, t)
         action = np.stack(actions)
         self._observation = observation[steps].copy()
-        discounted, episodes = self._follow(reward, terminated | truncated)
+        ended = terminated | truncated
+        discounted, episodes = self._follow(reward, ended)
 
         def by_lane(array: np.ndarray) -> np.ndarray:
             """[T, L E, ...] -> [L, T, E, ...]"""
             split = array.reshape(steps, lanes, envs_per_lane, *array.shape[2:])
             return np.ascontiguousarray(np.moveaxis(split, 1, 0))
 
+        next_observation = by_lane(observation[1:])
+        if ended.any() and next_observation.base is not None:  # one lane: still the same memory
+            next_observation = next_observation.copy()
+        for t, i in np.argwhere(ended).tolist():
+            lane, e = divmod(i, envs_per_lane)
+            next_observation[lane, t, e] = final[t, i]
         trajectory = Trajectory(
             lane=numbers,
             observation=by_lane(observation[:steps]),
@@ -117,7 +130,7 @@ class Collector:
             reward=by_lane(reward.astype(np.float32)),
             terminated=by_lane(terminated),
             truncated=by_lane(truncated),
-            next_observation=by_lane(next_observation),
+            next_observation=next_observation,
             discounted_return=by_lane(discounted),
             policy_state=(),
         )

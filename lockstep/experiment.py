@@ -21,7 +21,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.envs.make import Env, check_id
 from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
-from lockstep.ranges import Count, Natural, NonNegative
+from lockstep.ranges import Count, Natural, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,13 @@ class Layout:
 
     nprocs: Count = 1  # MPI ranks; must divide the lanes
     mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
+    workers: Natural = 0  # external processes that step each rank's environments; 0: the rank steps them itself
+    worker_timeout_s: Positive = 60.0  # after which a worker that is still at one step is replaced
     watchdog_s: NonNegative = 1800.0  # a rank that makes no step for so long hangs, and ends the job; 0: wait for ever
 
     def __str__(self) -> str:
-        return f"{self.nprocs} processes, {self.mode}" if self.nprocs > 1 else "1 process"
+        processes = f"{self.nprocs} processes, {self.mode}" if self.nprocs > 1 else "1 process"
+        return f"{processes}, {self.workers} workers each" if self.workers else processes
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,9 @@ def _cross_problems(settings: Config) -> list[str]:
     if lanes % nprocs:
         fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]
         problems.append(f"nprocs ({nprocs}) must divide the {lanes} lanes: {', '.join(fitting)}.")
+    workers, mine = settings.layout.workers, lanes // nprocs * experiment.envs_per_lane
+    if workers > mine and not lanes % nprocs:
+        problems.append(f"workers ({workers}) can't be more than the {mine} environments of a rank.")
     return problems
 
 

@@ -26,7 +26,7 @@ from lockstep.parallel.comm import Peers
 from lockstep.parallel.entries import Disagreement
 from lockstep.parallel.launch import is_launched, join, run_ranks
 from lockstep.parallel.nest import Slot
-from lockstep.runtime import PINNED
+from lockstep.threads import PINNED
 
 OURS = 0  # the tag of messages that belong to no `send`; those of `send` are one higher than their user says
 

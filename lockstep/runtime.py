@@ -9,17 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-PINNED = {"PJRT_NPROC": "1", "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+from lockstep.threads import pin_threads
 
 # A rank's number among those of its machine, as launchers tell it: MPICH and Intel MPI, Open MPI, MVAPICH2, Slurm.
 LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
-
-def pin_threads() -> list[str]:
-    """One thread per process. Returns the names of the user's own settings that were overridden."""
-    overridden = [name for name, value in PINNED.items() if os.environ.get(name, value) != value]
-    os.environ.update(PINNED)
-    return overridden
 
 
 def start_jax() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -17,17 +18,24 @@ from gymnasium import spaces
 class Scripted(gymnasium.Env):
     """A walk on a line towards the origin; episodes of `length` steps. At step `at` it does `what`.
 
-    `what`: nothing, nan, inf, nan-reward, raise, shape, kill, hang, stop (as SIGSTOP does), exit, random (an
-    observation that no seed repeats). With `once`, the name of a new file, only the first to come to it does so.
+    `what`: nothing, nan, inf, nan-reward, raise, shape, kill, exit, sys-exit, hang, stop (as SIGSTOP does), stuck (in
+    native code that lets no signal handler run), random (to a place that no seed repeats). Where a file `once` is
+    named, only the first that makes it does it. `close` makes the file `closed`.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def __init__(
-        self, what: str = "nothing", at: int = 57, length: int = 100, once: str = "", render_mode: str | None = None
+        self,
+        what: str = "nothing",
+        at: int = 57,
+        length: int = 100,
+        once: str = "",
+        closed: str = "",
+        render_mode: str | None = None,
     ) -> None:
-        self._what, self._at, self._length, self._once = what, at, length, once
+        self._what, self._at, self._length, self._once, self._closed = what, at, length, once, closed
         self._place = np.zeros(3, np.float32)
         self._step = 0
 
@@ -46,11 +54,16 @@ class Scripted(gymnasium.Env):
         return observation, reward, False, self._step >= self._length, {}
 
     def _is_first(self) -> bool:
-        try:
-            Path(self._once or os.devnull).open("x" if self._once else "w").close()
-        except FileExistsError:
-            return False
+        if self._once:
+            try:
+                Path(self._once).touch(exist_ok=False)
+            except FileExistsError:
+                return False
         return True
+
+    def close(self) -> None:
+        if self._closed:
+            Path(self._closed).touch()
 
     def _misbehave(self, observation: np.ndarray, reward: float) -> tuple[np.ndarray, float]:
         if self._what == "raise":
@@ -58,9 +71,13 @@ class Scripted(gymnasium.Env):
         if self._what in ("kill", "stop"):
             os.kill(os.getpid(), signal.SIGKILL if self._what == "kill" else signal.SIGSTOP)
         if self._what == "exit":
+            os._exit(3)
+        if self._what == "sys-exit":
             sys.exit(3)
         while self._what == "hang":
             time.sleep(0.1)
+        if self._what == "stuck":
+            ctypes.PyDLL(None).sleep(3600)
         if self._what in ("nan", "inf"):
             observation[1] = float(self._what)
         if self._what == "nan-reward":
@@ -68,7 +85,7 @@ class Scripted(gymnasium.Env):
         if self._what == "shape":
             observation = observation[:2]
         if self._what == "random":
-            observation[2] = np.random.default_rng().random()
+            self._place[2] = observation[2] = np.random.default_rng().random()
         return observation, reward
 
 

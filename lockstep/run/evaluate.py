@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from lockstep.address import Purpose
-from lockstep.envs.local import LocalEnvs, Step
+from lockstep.envs.local import LocalEnvs
 from lockstep.run.policy import TILE, TrainedPolicy
 
 LONGEST = 100_000  # steps after which an episode without an end of its own is cut
@@ -76,12 +76,12 @@ def evaluate(policy: TrainedPolicy, episodes: int, seed: int, beat: Callable[[],
 def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[list[float], list[int]]:
     """One episode of each environment: its return and its length."""
     n, spec = len(envs), envs.spec.observation
-    rows = np.zeros((3, n, *spec.shape), spec.dtype)
-    observation, step = rows[0], Step(np.zeros(n), np.zeros(n, bool), np.zeros(n, bool), rows[1], rows[2])
+    observation, rollout = np.zeros((n, *spec.shape), spec.dtype), envs.rollout(1)
+    step = rollout.step(0)
     envs.start(observation)
     returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
     while running.any() and lengths.max() < LONGEST:
-        envs.step(choose(observation), step)
+        envs.step(choose(observation), rollout, 0)
         observation[:] = step.observation
         returns[running] += step.reward[running]
         lengths[running] += 1

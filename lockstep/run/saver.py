@@ -49,7 +49,9 @@ class Saver:
         """Write a checkpoint. A full disk is survived: the next attempt may do better, the last one must."""
         if self._saved_at == progress.steps:
             return
-        episodes = joined(self._comm.share(collector.open_episodes()))
+        told = self._comm.share((collector.open_episodes(), collector.strangers))
+        episodes = joined([mine for mine, _ in told])
+        self._exact = self._exact and not any(strangers for _, strangers in told)
         if self._comm.on_root(lambda: self._write(progress, learner, episodes, last)):
             self._saved_at = progress.steps
 

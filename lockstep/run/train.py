@@ -20,8 +20,10 @@ from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
-from lockstep.envs.local import BrokenEpisode, LocalEnvs
+from lockstep.envs.episodes import BrokenEpisode, Envs
+from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import spec_for
+from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment, to_toml
 from lockstep.parallel.comm import Comm, Solo
@@ -69,7 +71,7 @@ def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> R
     comm.on_root(lambda: directory.check_writable(Path(logdir)))
     with contextlib.ExitStack() as stack:
         stack.enter_context(comm.watched(config.layout.watchdog_s))
-        envs = stack.enter_context(_envs(config.experiment, comm))
+        envs = stack.enter_context(_envs(config, comm))
         here = machine.describe(config.experiment.env)
         _same_machines(here, comm, strict=False)
         path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
@@ -97,13 +99,13 @@ def resume(
         now = machine.describe(config.experiment.env)
         _same_machines(now, comm, strict)
         start = comm.on_root(lambda: _start(path, config, now, steps, strict))
-        envs = stack.enter_context(_envs(config.experiment, comm))
+        envs = stack.enter_context(_envs(config, comm))
         return _run(path, config, envs, start, now, comm, _reporter(comm))
 
 
 def rerun(path: Path, config: Config, start: Start, observe: Observe, comm: Comm) -> None:
     """The loop once more, from `start` to its end, for another observer. `path` is a scratch directory."""
-    with _envs(config.experiment, comm) as envs:
+    with _envs(config, comm) as envs:
         _run(path, config, envs, start, machine.describe(config.experiment.env), comm, observe)
 
 
@@ -169,10 +171,15 @@ def _lanes_of(experiment: Experiment, comm: Comm) -> range:
     return range(comm.rank * count, (comm.rank + 1) * count)
 
 
-def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
+def _envs(config: Config, comm: Comm) -> Envs:
+    experiment, layout = config.experiment, config.layout
     machine.check_memory(experiment, spec_for(experiment.env))
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
-    return LocalEnvs(experiment.env, experiment.seed, range(lanes.start * each, lanes.stop * each))
+    numbers = range(lanes.start * each, lanes.stop * each)
+    if layout.workers == 0:
+        return LocalEnvs(experiment.env, experiment.seed, numbers)
+    timeout_s = layout.worker_timeout_s
+    return WorkerEnvs(experiment.env, experiment.seed, numbers, layout.workers, timeout_s, warn=Reporter.warn)
 
 
 def _reporter(comm: Comm) -> Observe:
@@ -180,7 +187,7 @@ def _reporter(comm: Comm) -> Observe:
 
 
 def _run(
-    path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm, observe: Observe
+    path: Path, config: Config, envs: Envs, start: Start, here: dict[str, Any], comm: Comm, observe: Observe
 ) -> Run:
     experiment, watch = config.experiment, config.watch
     timeline = Timeline() if watch.trace else Untimed()
@@ -376,14 +383,18 @@ def _episode_saved(path: Path) -> Iterator[None]:
     except BrokenEpisode as broken:
         file = path / "faults" / f"env{broken.number}-seed{broken.seed}.json"
         record = {"env": dataclasses.asdict(broken.env), "seed": broken.seed, "actions": broken.actions.tolist()}
+        told = str(broken)
         try:
             file.parent.mkdir(exist_ok=True)
             directory.write_file(file, json.dumps(record).encode())
+            if broken.trace:
+                directory.write_file(file.with_suffix(".txt"), broken.trace.encode())
+                told += f"\nIts traceback is in {file.with_suffix('.txt')}"
         except OSError as error:  # a full disk, or a rank on a host that does not have the run's directory
             why = f"{broken}\nIts actions could not be kept in '{file}': {error.strerror or error}."
             raise EnvironmentFault(why) from broken
         raise EnvironmentFault(
-            f"{broken}\n"
+            f"{told}\n"
             f"Replay it with: lockstep check {broken.env.id} --replay {file}\n"
             f"The checkpoints in '{path}' are as they were."
         ) from broken

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from lockstep.parallel.launch import join
-from lockstep.runtime import start_jax
+import lockstep
 from tests.laws.table import EXPERIMENTS, settings
 
 UPDATES = 4
@@ -19,14 +18,9 @@ def name_of(env: str, algo: str) -> str:
 
 def train_all(logdir: str, layout: dict[str, Any]) -> None:
     """One run per experiment, named by `name_of`."""
-    start_jax()
-    from lockstep.experiment import resolve
-    from lockstep.run.train import train
-
-    comm = join()
     for env, algo in EXPERIMENTS:
-        everything = {**settings(UPDATES, algo, **WATCHED), **layout, "layout.nprocs": comm.size}
-        train(resolve(env, algo, everything), logdir, name_of(env, algo), comm)
+        chosen = {**settings(UPDATES, algo, **WATCHED), **layout}
+        lockstep.train(env, algo, logdir, name_of(env, algo), chosen)
 
 
 if __name__ == "__main__":

@@ -13,17 +13,24 @@ import pytest
 
 import lockstep
 from lockstep.errors import UsageError
+from lockstep.run.checkpoint import newest
 from tests.laws.job import name_of, train_all
 from tests.laws.process import digest_in, family, on_ranks, options, rows, run, start_and_wait, wait_until_gone
 from tests.laws.table import EXPERIMENTS, settings
 
-LAYOUTS = [(2, "gather"), (2, "average"), (4, "gather"), (4, "average")]
+LAYOUTS = [
+    (2, "gather", 0),
+    (2, "average", 0),
+    (4, "gather", 0),
+    (4, "average", 0),
+    (1, "gather", 2),
+    (2, "average", 2),
+]
 LONG = 60  # enough that a run is still going on when it is stopped or killed
-MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 
-def ranks(nprocs: int, mode: str) -> list[str]:
-    return ["--nprocs", str(nprocs), "--mode", mode]
+def ranks(nprocs: int, mode: str, workers: int = 0) -> list[str]:
+    return ["--nprocs", str(nprocs), "--mode", mode, "--workers", str(workers)]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +41,13 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return logdir
 
 
-@pytest.mark.parametrize(("nprocs", "mode"), LAYOUTS)
-def test_every_layout_has_the_bits_of_one_process(tmp_path: Path, one_process: Path, nprocs: int, mode: str) -> None:
+@pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
+def test_every_layout_has_the_bits_of_one_process(
+    tmp_path: Path, one_process: Path, nprocs: int, mode: str, workers: int
+) -> None:
     """Every experiment of the table, in one job."""
-    job = [MPIEXEC, "-n", str(nprocs), sys.executable, "-m", "tests.laws.job", str(tmp_path), f'layout.mode="{mode}"']
-    done = subprocess.run(job, capture_output=True, text=True, timeout=600)
+    layout = [f'layout.mode="{mode}"', f"layout.workers={workers}"]
+    done = on_ranks(nprocs, "-m", "tests.laws.job", str(tmp_path), *layout)
     assert done.returncode == 0, done.stderr
     for env, algo in EXPERIMENTS:
         name = name_of(env, algo)
@@ -66,7 +75,7 @@ def test_stopped_on_one_layout_and_resumed_on_others(tmp_path: Path, undisturbed
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
     assert told.count("continue with: lockstep resume") == 1
-    process = start_and_wait(["resume", str(path), *ranks(2, "gather")], path, rows(path) + 1)
+    process = start_and_wait(["resume", str(path), *ranks(2, "gather", workers=2)], path, rows(path) + 1)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 143, told
@@ -89,12 +98,41 @@ def test_a_rank_that_is_killed_ends_all_and_the_run_resumes(tmp_path: Path, undi
     assert digest_in(finished.stdout) == undisturbed
 
 
-def test_ranks_end_with_the_command_that_started_them(tmp_path: Path) -> None:
+def test_workers_that_are_killed_do_not_change_the_digest(tmp_path: Path, undisturbed: str) -> None:
+    """One of each rank's, in the middle of whatever it is doing."""
+    path = tmp_path / "run"
+    arguments = ["train", "Hopper-v5", *options(settings(LONG)), "--logdir", str(tmp_path), "--name", "run"]
+    process = start_and_wait([*arguments, *ranks(2, "gather", workers=2)], path, 2)
+    by_rank = workers_by_rank()
+    assert [len(workers) for workers in by_rank.values()] == [2, 2]
+    for workers in by_rank.values():
+        os.kill(workers[0], signal.SIGKILL)
+    printed, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    assert digest_in(printed) == undisturbed
+    assert told.count("was killed by SIGKILL") == 2
+    assert told.count("It is replaced, and its running episodes are replayed.") == 2
+
+
+def test_ranks_and_workers_end_with_the_command_that_started_them(tmp_path: Path) -> None:
     arguments = ["train", "Hopper-v5", *options(settings(500)), "--logdir", str(tmp_path), "--name", "run"]
-    process = start_and_wait([*arguments, *ranks(2, "gather")], tmp_path / "run", 1)
-    process.kill()
-    process.communicate()
-    wait_until_gone()
+    for i, nprocs in enumerate((1, 2)):
+        path = tmp_path / f"run{i}"
+        process = start_and_wait([*arguments[:-1], path.name, *ranks(nprocs, "gather", workers=2)], path, 1)
+        assert len(workers_by_rank()) == nprocs
+        process.kill()
+        process.communicate()
+        wait_until_gone()
+
+
+def workers_by_rank() -> dict[int, list[int]]:
+    """The workers that this test's ranks started, oldest first."""
+    found: dict[int, list[int]] = {}
+    for pid in sorted(family()):
+        process = Path("/proc") / str(pid)
+        if b"lockstep.envs.worker" in (process / "cmdline").read_bytes():
+            found.setdefault(int((process / "stat").read_text().split()[3]), []).append(pid)
+    return found
 
 
 def a_rank() -> int:
@@ -119,6 +157,54 @@ def test_processes_that_do_not_divide_the_lanes_are_refused(tmp_path: Path) -> N
     failed = run("train", "pendulum", "--nprocs", "3", "--logdir", str(tmp_path))
     assert failed.returncode == 2
     assert "nprocs (3) must divide the 4 lanes: 1, 2, 4." in failed.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_keeps_dying_ends_the_run_with_status_6(tmp_path: Path) -> None:
+    kwargs = ["--set", 'env.kwargs.what="exit"', "--set", "env.kwargs.at=60", "--steps", "20000"]
+    where = ["--logdir", str(tmp_path), "--name", "run"]
+    failed = run("train", "lockstep.envs.testing:Scripted-v0", *kwargs, *where, *ranks(2, "average", workers=1))
+    assert failed.returncode == 6, failed.stderr
+    assert "exited with status 3, for the 4th time in a row, at step 60 of the episode with seed" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_a_broken_environment_in_a_worker_is_told_as_in_a_rank(tmp_path: Path) -> None:
+    kwargs = ["--set", 'env.kwargs.what="raise"', "--set", "env.kwargs.at=9", "--steps", "20000"]
+    where = ["--logdir", str(tmp_path), "--name"]
+    told = []
+    for workers in (0, 2):
+        failed = run(
+            "train", "lockstep.envs.testing:Scripted-v0", *kwargs, *where, f"run{workers}", "--workers", str(workers)
+        )
+        assert failed.returncode == 3, failed.stderr
+        told.append(failed.stderr.replace(f"run{workers}", "run"))
+        (trace,) = (tmp_path / f"run{workers}" / "faults").glob("*.txt")
+        assert trace.read_text().endswith("RuntimeError: scripted failure\n")
+        (episode,) = (tmp_path / f"run{workers}" / "faults").glob("*.json")
+        replayed = run("check", "lockstep.envs.testing:Scripted-v0", "--replay", str(episode))
+        assert "at step 9 it raised RuntimeError: scripted failure" in replayed.stderr
+    assert told[0] == told[1]
+
+
+def test_an_environment_that_does_not_repeat_itself_costs_the_promise(tmp_path: Path) -> None:
+    """Once a worker was replaced, checkpoints say that bits may differ."""
+    chance = {"env.kwargs.what": "random", "env.kwargs.at": 1, "layout.workers": 2}
+    arguments = ["train", "lockstep.envs.testing:Scripted-v0", *options(settings(LONG, **chance))]
+    path = tmp_path / "run"
+    process = start_and_wait([*arguments, "--logdir", str(tmp_path), "--name", "run"], path, 1)
+    (workers,) = workers_by_rank().values()
+    os.kill(workers[1], signal.SIGKILL)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert "did not repeat itself when its running episode was replayed" in told
+    assert not newest(path)[1].exact
+
+
+def test_more_workers_than_environments_are_refused(tmp_path: Path) -> None:
+    failed = run("train", "pendulum", "--nprocs", "2", "--workers", "99", "--logdir", str(tmp_path))
+    assert failed.returncode == 2
+    assert "workers (99) can't be more than the 8 environments of a rank." in failed.stderr
     assert not list(tmp_path.iterdir())
 
 

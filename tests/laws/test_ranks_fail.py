@@ -37,7 +37,7 @@ def test_a_fault_of_one_rank_ends_all_and_is_told_once_with_its_rank(tmp_path: P
 
 
 def test_what_nobody_expected_has_its_traceback_and_rank(tmp_path: Path) -> None:
-    failed = run(*arguments(tmp_path, "exit"), "--nprocs", "2")
+    failed = run(*arguments(tmp_path, "sys-exit"), "--nprocs", "2")
     assert failed.returncode == 1, failed.stderr
     assert re.search(r"lockstep: rank [01] of 2: failed:\nTraceback", failed.stderr)
     assert failed.stderr.count("something in the run called sys.exit(3)") == 1

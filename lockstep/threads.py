@@ -1,0 +1,14 @@
+"""One thread per process: parallelism comes from processes, and more threads change the bits."""
+
+from __future__ import annotations
+
+import os
+
+PINNED = {"PJRT_NPROC": "1", "NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def pin_threads() -> list[str]:
+    """One thread per process. Returns the names of the user's own settings that were overridden."""
+    overridden = [name for name, value in PINNED.items() if os.environ.get(name, value) != value]
+    os.environ.update(PINNED)
+    return overridden

@@ -1,0 +1,112 @@
+"""Blocks of environments of every kind, and how tests step them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from lockstep.address import Purpose
+from lockstep.core import Discrete
+from lockstep.envs.episodes import Envs, Rollout
+from lockstep.envs.local import LocalEnvs
+from lockstep.envs.make import Env
+from lockstep.envs.workers import WorkerEnvs
+
+SCRIPTED = "lockstep.envs.testing:Scripted-v0"
+
+
+def local(env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> Envs:
+    return LocalEnvs(env, seed, numbers, purpose)
+
+
+def workers(env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> Envs:
+    return WorkerEnvs(env, seed, numbers, min(2, len(numbers)), purpose=purpose)
+
+
+KINDS: dict[str, Callable[..., Envs]] = {"local": local, "workers": workers}
+
+
+def started(envs: Envs) -> np.ndarray:
+    spec = envs.spec.observation
+    observation = np.full((len(envs), *spec.shape), 77, spec.dtype)
+    envs.start(observation)
+    return observation
+
+
+class Seen(NamedTuple):
+    """One step, with the observation that followed the action in every environment."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    next_observation: np.ndarray
+    observation: np.ndarray
+
+
+def stepped(envs: Envs, actions: np.ndarray) -> Seen:
+    """One step, written over what no environment says."""
+    rollout = envs.rollout(1)
+    for array in (*rollout[:4], rollout.observation[1:]):
+        array[:] = 77
+    envs.step(actions, rollout, 0)
+    seen = followed(rollout, 0)
+    rollout.observation[0] = seen.observation
+    return seen
+
+
+def followed(rollout: Rollout, t: int) -> Seen:
+    """Step `t` of a rollout."""
+    reward, terminated, truncated, final, observation = (array.copy() for array in rollout.step(t))
+    ended = terminated | truncated
+    next_observation = observation.copy()
+    next_observation[ended] = final[ended]
+    return Seen(reward, terminated, truncated, next_observation, observation)
+
+
+def actions_for(envs: Envs, steps: int, seed: int = 0) -> np.ndarray:
+    rng, n, action = np.random.default_rng(seed), len(envs), envs.spec.action
+    if isinstance(action, Discrete):
+        return rng.integers(action.n, size=(steps, n), dtype=np.int32)
+    return rng.normal(size=(steps, n, action.low.size)).astype(np.float32)
+
+
+class Obedient(gymnasium.Env):
+    """Misbehaves when it is told to."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, render_mode: str | None = None, broken_reset: bool = False) -> None:
+        self._broken_reset = broken_reset
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return np.full(2, np.nan if self._broken_reset else 0, np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        observation = {1: np.zeros(3), 2: np.float32([np.nan, 0])}.get(action, np.zeros(2, np.float32))
+        return observation, {3: [1.0, 2.0], 4: np.inf}.get(action, 0.0), False, False, {}
+
+
+class Careless(gymnasium.Env):
+    """Draws from NumPy's global generator."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        pass
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return np.random.random(2).astype(np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        return np.random.random(2).astype(np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("Obedient-v0", Obedient)
+gymnasium.register("Careless-v0", Careless)
+OBEDIENT, CARELESS = f"{__name__}:Obedient-v0", f"{__name__}:Careless-v0"
