@@ -58,10 +58,17 @@ class Episode(NamedTuple):
 
 
 class Collector:
-    """The lanes' environments, and what is known of their running episodes."""
+    """The lanes' environments, and what is known of their running episodes.
 
-    def __init__(self, envs: LocalEnvs, actor: Actor, lanes: range, steps: int, discount: float) -> None:
+    An update takes `steps` steps of every environment; with `episodes`, so many whole episodes of each, which
+    need no more than `steps`.
+    """
+
+    def __init__(
+        self, envs: LocalEnvs, actor: Actor, lanes: range, steps: int, discount: float, episodes: int = 0
+    ) -> None:
         self._envs, self._actor, self._lanes, self._steps, self._discount = envs, actor, lanes, steps, discount
+        self._episodes = episodes
         n, spec = len(envs), envs.spec.observation
         self._first = lanes[0] * (n // len(lanes))  # the number of the first environment
         self._observation = np.zeros((n, *spec.shape), spec.dtype)
@@ -73,15 +80,16 @@ class Collector:
         self._envs.start(self._observation)
 
     def collect(self, learner: Learner, key_data: np.ndarray) -> tuple[Trajectory, list[Episode]]:
-        """`steps` steps of every environment, stacked over lanes, and the episodes that ended meanwhile."""
+        """The next update's data, stacked over lanes, and the episodes that ended meanwhile."""
         n, steps, lanes = len(self._envs), self._steps, len(self._lanes)
         envs_per_lane, spec = n // lanes, self._envs.spec
         numbers = np.asarray(self._lanes, np.int32)
         noise = self._actor.noise(key_data, numbers)
-        observation = np.empty((steps + 1, n, *spec.observation.shape), spec.observation.dtype)
-        next_observation = np.empty_like(observation[1:])
-        reward = np.empty((steps, n), np.float64)
-        terminated, truncated = np.empty((2, steps, n), bool)
+        observation = np.zeros((steps + 1, n, *spec.observation.shape), spec.observation.dtype)
+        next_observation = np.zeros_like(observation[1:])
+        reward = np.zeros((steps, n), np.float64)
+        terminated, truncated = np.zeros((2, steps, n), bool)
+        real, left = np.ones((steps, n), bool), np.full(n, self._episodes)
         observation[0] = self._observation
         actions = []
         act, step = self._actor.act, self._envs.step
@@ -91,9 +99,12 @@ class Collector:
             action = action.reshape(n, *action.shape[2:])
             actions.append(action)
             step(action, Step(reward[t], terminated[t], truncated[t], next_observation[t], observation[t + 1]))
-        action = np.stack(actions)
-        self._observation = observation[steps].copy()
-        discounted, episodes = self._follow(reward, terminated | truncated)
+            if self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :], observation[t + 1]):
+                break
+        action = _padded(actions, real) if self._episodes else np.stack(actions)
+        if not self._episodes:
+            self._observation = observation[steps].copy()
+        discounted, episodes = self._follow(reward, terminated | truncated, real)
 
         def by_lane(array: np.ndarray) -> np.ndarray:
             """[T, L E, ...] -> [L, T, E, ...]"""
@@ -110,10 +121,23 @@ class Collector:
             next_observation=by_lane(next_observation),
             discounted_return=by_lane(discounted),
             policy_state=(),
+            real=by_lane(real) if self._episodes else (),
         )
         return trajectory, episodes
 
-    def _follow(self, reward: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, list[Episode]]:
+    def _all_rest(self, ended: np.ndarray, left: np.ndarray, later: np.ndarray, observation: np.ndarray) -> bool:
+        """Let environments with no episodes `left` rest, fresh for the next update; whether all do. `later`: real."""
+        left[ended] -= 1
+        for i in np.flatnonzero(ended & (left == 0)):
+            self._envs.retire(int(i))
+            self._observation[i] = observation[i]
+            later[:, i] = False
+        if left.any():
+            return False
+        self._envs.wake()
+        return True
+
+    def _follow(self, reward: np.ndarray, ended: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, list[Episode]]:
         """Keep the running episodes' records; the discounted returns so far and the episodes that ended."""
         discounted = np.empty_like(reward)
         episodes = []
@@ -121,7 +145,7 @@ class Collector:
             self._discounted = self._discounted * self._discount + reward[t]
             discounted[t] = self._discounted
             self._total += reward[t]
-            self._length += 1
+            self._length += real[t]
             if ended[t].any():
                 for i in np.flatnonzero(ended[t]):
                     episodes.append(Episode(t, self._first + int(i), int(self._length[i]), float(self._total[i])))
@@ -159,6 +183,14 @@ class Collector:
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
         episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
         return [self._first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
+
+
+def _padded(actions: list[np.ndarray], real: np.ndarray) -> np.ndarray:
+    """The actions that were taken, zeros elsewhere: what a resting environment would have done is nobody's."""
+    out = np.zeros((len(real), *actions[0].shape), actions[0].dtype)
+    out[: len(actions)] = actions
+    out[~real] = 0
+    return out
 
 
 def _taken(record: dict[str, np.ndarray], first: int, count: int) -> dict[str, np.ndarray]:

@@ -77,6 +77,10 @@ class LocalEnvs:
         """Step this environment no more."""
         self._active.remove(i)
 
+    def wake(self) -> None:
+        """Step all environments again."""
+        self._active = list(range(len(self._envs)))
+
     def step(self, actions: np.ndarray, out: Step) -> None:
         """Step every environment; one whose episode ended is reset at once."""
         taken = self._taken(actions)

@@ -18,12 +18,13 @@ from safetensors.numpy import save
 
 from lockstep import tree
 from lockstep.address import Purpose, words
+from lockstep.algorithms import REGISTRY
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.local import BrokenEpisode, LocalEnvs
 from lockstep.envs.make import spec_for
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment
+from lockstep.experiment import Config, Experiment, Layout, algorithm_name, checked, replace_experiment
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -137,10 +138,11 @@ def _envs(experiment: Experiment, comm: Comm) -> LocalEnvs:
 def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[str, Any], comm: Comm) -> Run:
     experiment, watch = config.experiment, config.watch
     policy, algorithm = assemble(experiment, envs.spec)
-    actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
+    actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
     learn = LEARN[config.layout.mode](algorithm, comm)
     discount = experiment.algo.discount  # type: ignore[attr-defined]
-    collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount)
+    lanes, episodes_each = _lanes_of(experiment, comm), experiment.collect.episodes
+    collector = Collector(envs, actor, lanes, experiment.length, discount, episodes_each)
     observer = Reporter if comm.rank == 0 else Silent
     with (
         _garbage_frozen(),
@@ -150,6 +152,8 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
     ):
         learner, exact = _first(algorithm, experiment, collector, start, comm)
         saver = Saver(path, config, here, exact, reporter.say, comm)
+        if not start.resumed:
+            _name_the_idle(experiment, learner, reporter.say)
         progress, digest, stop = start.progress, tree.digest(learner), None
         if start.saved is None:
             saver.save(progress, learner, collector)
@@ -163,11 +167,11 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
             _refuse_what_is_not_a_number(learner, trajectory, path)
             updated, talked = time.perf_counter(), comm.seconds - waited
             digest = tree.digest(learner)
-            episodes, stop = _agree(comm, mine, digest, interrupt.number)
+            episodes, made, stop = _agree(comm, mine, _steps_in(trajectory), digest, interrupt.number)
             seconds = start.progress.seconds + time.perf_counter() - began
-            progress = progress.after(experiment.batch, episodes, seconds)
+            progress = progress.after(made, episodes, seconds)
             score = None
-            if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
+            if progress.evaluation_due(watch.eval_every, made, experiment.steps):
                 trained = TrainedPolicy(experiment, envs.spec, learner, actor)
                 score = comm.on_root(partial(_score, trained, watch.eval_episodes))
             times = {
@@ -178,28 +182,44 @@ def _run(path: Path, config: Config, envs: LocalEnvs, start: Start, here: dict[s
             }
             progress, is_best = progress.scored(score)
             reporter.report(progress, metrics | times, digest, score, learner, trajectory)
-            saver.save_when_due(progress, learner, collector, experiment.batch, is_best)
+            saver.save_when_due(progress, learner, collector, made, is_best)
         saver.save(progress, learner, collector, last=True)
     if stop is not None and progress.steps < experiment.steps:
         raise Interrupted(stop)
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
+def _name_the_idle(experiment: Experiment, learner: Learner, say: Callable[[str], None]) -> None:
+    """Say once which parameters no gradient will ever reach: they count as zeros in every mean."""
+    scope = REGISTRY[algorithm_name(experiment.algo)].idle(experiment.algo)
+    idle = [name for name in tree.paths(learner.params) if scope and name.startswith(f"{scope}/")]
+    if idle:
+        say(f"no gradient reaches these parameters, which stay as they are: {', '.join(idle)}")
+
+
 def _score(policy: TrainedPolicy, episodes: int) -> float:
     return evaluate(policy, episodes, policy.experiment.seed).mean
 
 
-def _agree(comm: Comm, episodes: list[Episode], digest: str, stop: int | None) -> tuple[list[Episode], int | None]:
-    """All ranks' episodes in the order of one process, and whether any rank was asked to stop.
+def _steps_in(trajectory: Trajectory) -> int:
+    """The environment steps that were made for it: padding is none."""
+    return int(np.size(trajectory.reward) if isinstance(trajectory.real, tuple) else np.sum(trajectory.real))
+
+
+def _agree(
+    comm: Comm, episodes: list[Episode], steps: int, digest: str, stop: int | None
+) -> tuple[list[Episode], int, int | None]:
+    """All ranks' episodes in the order of one process, their steps, and whether any rank was asked to stop.
 
     Every rank must hold the same learner: a difference is a bug of the first order, and ends the run.
     """
-    told = comm.share((episodes, digest, stop))
-    different = [rank for rank, (_, theirs, _) in enumerate(told) if theirs != told[0][1]]
+    told = comm.share((episodes, steps, digest, stop))
+    different = [rank for rank, (_, _, theirs, _) in enumerate(told) if theirs != told[0][2]]
     if different:
         raise NumericFault(f"rank {different[0]} holds another learner than rank 0. This must not happen.")
-    merged = sorted(episode for mine, _, _ in told for episode in mine)
-    return merged, next((number for _, _, number in told if number is not None), None)
+    merged = sorted(episode for mine, _, _, _ in told for episode in mine)
+    made = sum(count for _, count, _, _ in told)
+    return merged, made, next((number for _, _, _, number in told if number is not None), None)
 
 
 def _first(
