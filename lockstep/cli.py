@@ -245,7 +245,7 @@ def _presets(options: argparse.Namespace) -> int:
     for name in preset_names():
         table = preset_table(name)
         algorithms = ", ".join(algo for algo in REGISTRY if algo in table)
-        print(f"{name:<{width}}  {table['env']['id']:<28} {algorithms:<8} {table['about']}")
+        print(f"{name:<{width}}  {table['env']['id']:<28} {algorithms:<28} {table['about']}")
     return 0
 
 

@@ -58,7 +58,11 @@ class Episode(NamedTuple):
 
 
 class Collector:
-    """The lanes' environments, and what is known of their running episodes."""
+    """The lanes' environments, and what is known of their running episodes.
+
+    An update takes `steps` steps of every environment; with `episodes`, so many whole episodes of each, which
+    need no more than `steps`.
+    """
 
     def __init__(
         self,
@@ -67,10 +71,11 @@ class Collector:
         lanes: range,
         steps: int,
         discount: float,
+        episodes: int = 0,
         beat: Callable[[], None] = lambda: None,  # called at every step: this process gets on
     ) -> None:
         self._envs, self._actor, self._lanes, self._steps, self._discount = envs, actor, lanes, steps, discount
-        self._beat = beat
+        self._episodes, self._beat = episodes, beat
         n, spec = len(envs), envs.spec.observation
         self._first = lanes[0] * (n // len(lanes))  # the number of the first environment
         self._observation = np.zeros((n, *spec.shape), spec.dtype)
@@ -87,7 +92,7 @@ class Collector:
         self._envs.start(self._observation)
 
     def collect(self, learner: Learner, key_data: np.ndarray) -> tuple[Trajectory, list[Episode]]:
-        """`steps` steps of every environment, stacked over lanes, and the episodes that ended meanwhile.
+        """The next update's data, stacked over lanes, and the episodes that ended meanwhile.
 
         The trajectory may lie in the environments' memory: it holds until the next call.
         """
@@ -97,6 +102,7 @@ class Collector:
         noise = self._actor.noise(key_data, numbers)
         rollout = self._envs.rollout(steps)
         reward, terminated, truncated, final, observation = rollout
+        real, left = np.ones((steps, n), bool), np.full(n, self._episodes)
         observation[0] = self._observation
         actions = []
         act, step, beat = self._actor.act, self._envs.step, self._beat
@@ -107,10 +113,15 @@ class Collector:
             actions.append(action)
             beat()
             step(action, rollout, t)
-        action = np.stack(actions)
-        self._observation = observation[steps].copy()
+            if self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :]):
+                break
+        self._observation = observation[t + 1].copy()
+        action = _padded(actions, real) if self._episodes else np.stack(actions)
+        if self._episodes:
+            for array in (reward, terminated, truncated, observation[:-1], observation[1:]):
+                array[~real] = 0
         ended = terminated | truncated
-        discounted, episodes = self._follow(reward, ended)
+        discounted, episodes = self._follow(reward, ended, real)
 
         def by_lane(array: np.ndarray) -> np.ndarray:
             """[T, L E, ...] -> [L, T, E, ...]"""
@@ -133,10 +144,22 @@ class Collector:
             next_observation=next_observation,
             discounted_return=by_lane(discounted),
             policy_state=(),
+            real=by_lane(real) if self._episodes else (),
         )
         return trajectory, episodes
 
-    def _follow(self, reward: np.ndarray, ended: np.ndarray) -> tuple[np.ndarray, list[Episode]]:
+    def _all_rest(self, ended: np.ndarray, left: np.ndarray, later: np.ndarray) -> bool:
+        """Let environments with no episodes `left` rest, fresh for the next update; whether all do. `later`: real."""
+        left[ended] -= 1
+        resting = self._envs.resting
+        resting |= ended & (left == 0)
+        later[:, resting] = False
+        if not resting.all():
+            return False
+        resting[:] = False
+        return True
+
+    def _follow(self, reward: np.ndarray, ended: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, list[Episode]]:
         """Keep the running episodes' records; the discounted returns so far and the episodes that ended."""
         discounted = np.empty_like(reward)
         episodes = []
@@ -144,7 +167,7 @@ class Collector:
             self._discounted = self._discounted * self._discount + reward[t]
             discounted[t] = self._discounted
             self._total += reward[t]
-            self._length += 1
+            self._length += real[t]
             if ended[t].any():
                 for i in np.flatnonzero(ended[t]):
                     episodes.append(Episode(t, self._first + int(i), int(self._length[i]), float(self._total[i])))
@@ -182,6 +205,14 @@ class Collector:
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
         episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
         return [self._first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
+
+
+def _padded(actions: list[np.ndarray], real: np.ndarray) -> np.ndarray:
+    """The actions that were taken, zeros elsewhere: what a resting environment would have done is nobody's."""
+    out = np.zeros((len(real), *actions[0].shape), actions[0].dtype)
+    out[: len(actions)] = actions
+    out[~real] = 0
+    return out
 
 
 def _taken(record: dict[str, np.ndarray], first: int, count: int) -> dict[str, np.ndarray]:

@@ -57,6 +57,7 @@ class Trajectory(NamedTuple):
     next_observation: Tree  # [T, E, ...] what followed; the true final observation where an episode ended
     discounted_return: Array  # [T, E] discounted sum of the episode's rewards up to and including this one
     policy_state: Tree  # [E, ...] the policy's carried state before the first step
+    real: Tree = ()  # [T, E] whether this step was made; () where all were. Whole episodes are padded
 
 
 class Moments(NamedTuple):
@@ -117,8 +118,11 @@ class Lanes(Protocol):
     def map(self, fn: Callable[[Any], Any]) -> Lanes:
         """`fn` for each lane; the results stay lanes."""
 
-    def mean(self, fn: Callable[[Any], Any]) -> Any:
-        """`fn` for each lane, then the mean over all lanes of the experiment, in one fixed order."""
+    def mean(self, fn: Callable[[Any], Any], weight: Callable[[Any], Any] | None = None) -> Any:
+        """`fn` for each lane, then the mean over all lanes of the experiment, in one fixed order.
+
+        With `weight`, a number for each lane, lanes count by it: sum(weight fn) / sum(weight).
+        """
 
     def all(self) -> Any:
         """Every lane's data, stacked in lane order, on every process. For small things."""

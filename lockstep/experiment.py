@@ -18,7 +18,7 @@ from lockstep import config
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
-from lockstep.envs.make import Env, check_id
+from lockstep.envs.make import Env, check_id, longest_episode
 from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
 from lockstep.ranges import Count, Natural, NonNegative, Positive
@@ -29,6 +29,7 @@ class Collect:
     """How much is collected for one update."""
 
     steps: Count = 256  # steps of each environment
+    episodes: Natural = 0  # instead of `steps`, so many whole episodes of each environment; 0: `steps`
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,18 @@ class Experiment:
     steps: Count = 1_000_000  # environment steps in all; whole updates are made, so a few more may be
 
     @property
+    def length(self) -> int:
+        """Steps of each environment in one update; the most that they can be where episodes are collected."""
+        return self.collect.episodes * longest_episode(self.env) if self.collect.episodes else self.collect.steps
+
+    @property
     def rows(self) -> int:
-        """Environment steps of one lane in one update."""
-        return self.envs_per_lane * self.collect.steps
+        """Environment steps of one lane in one update, or the most that they can be."""
+        return self.envs_per_lane * self.length
 
     @property
     def batch(self) -> int:
-        """Environment steps of one update."""
+        """Environment steps of one update, or the most that they can be."""
         return self.lanes * self.rows
 
     @property
@@ -147,11 +153,12 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
     if name.endswith(".toml"):
         data = _file(Path(name))
     elif name in preset_names():
-        data = _preset(name, algo or "ppo")
+        data = _preset(name, algo)
     else:
         data = _plain_environment(name)
     if algo is not None:
         data = config.merged(data, {"experiment": {"algo": {"name": algo}}})
+    data = config.merged({"experiment": _defaults(data)}, data)
     for key, value in (settings or {}).items():
         group = key.split(".")[0]
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
@@ -175,15 +182,20 @@ def preset_names() -> list[str]:
 
 
 def preset_table(name: str) -> dict[str, Any]:
-    """A preset's file: `about`, `[env]`, and a table per algorithm with what differs from the defaults."""
+    """A preset's file: `about`, `[env]`, and a table per algorithm with what differs from the defaults.
+
+    `algo` names the one that it is for, where that is not ppo.
+    """
     return tomllib.loads((resources.files("lockstep.presets") / f"{name}.toml").read_text())
 
 
-def _preset(name: str, algo: str) -> dict[str, Any]:
+def _preset(name: str, algo: str | None) -> dict[str, Any]:
     table = preset_table(name)
-    numbers = dict(table.get(algo, {}))
+    chosen = algo or table.get("algo", "ppo")
+    numbers = dict(table.get(chosen, {}))
     watch = numbers.pop("watch", {})
-    return {"experiment": config.merged({"env": table["env"]}, numbers), "watch": watch}
+    named = {"env": table["env"], "algo": {"name": chosen}}
+    return {"experiment": config.merged(named, numbers), "watch": watch}
 
 
 def _plain_environment(name: str) -> dict[str, Any]:
@@ -195,16 +207,34 @@ def _choose(cls: type, data: dict[str, Any]) -> tuple[type, dict[str, Any]]:
     """For the table `algo`, the dataclass of the algorithm that its `name` says."""
     if cls is not Algo:
         return cls, data
-    name = data.get("name", "ppo")
+    return REGISTRY[_named(data)].config, {key: value for key, value in data.items() if key != "name"}
+
+
+def _named(algo: dict[str, Any]) -> str:
+    """The name of the algorithm that the table `algo` is for."""
+    name = algo.get("name", "ppo")
     if not isinstance(name, str) or name not in REGISTRY:
         raise UsageError(f"unknown algorithm '{name}'.{nearest(str(name), REGISTRY)}")
-    return REGISTRY[name].config, {key: value for key, value in data.items() if key != "name"}
+    return name
+
+
+def _defaults(data: dict[str, Any]) -> dict[str, Any]:
+    """What the algorithm that `data` names would rather have than the ordinary defaults."""
+    algo = data.get("experiment", {}).get("algo", {})
+    return dict(REGISTRY[_named(algo)].defaults) if isinstance(algo, dict) else {}
 
 
 def _cross_problems(settings: Config) -> list[str]:
     """What single values can't show."""
     experiment = settings.experiment
-    problems = REGISTRY[algorithm_name(experiment.algo)].problems(experiment.algo, experiment.lanes, experiment.rows)
+    name, collect = algorithm_name(experiment.algo), experiment.collect
+    kind = "episodes" if collect.episodes else "steps"
+    if kind not in REGISTRY[name].collects:
+        wanted = "collect.episodes must be 0" if kind == "episodes" else "set collect.episodes to 1 or more"
+        return [
+            f"{name} does not learn from {'whole episodes' if collect.episodes else 'a number of steps'}: {wanted}."
+        ]
+    problems = REGISTRY[name].problems(experiment.algo, experiment.lanes, experiment.rows)
     nprocs, lanes = settings.layout.nprocs, experiment.lanes
     if lanes % nprocs:
         fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]
@@ -221,4 +251,5 @@ def replace_experiment(settings: Config, **changes: Any) -> Config:
 
 def preset_for(env_id: str) -> str | None:
     """The preset that is tuned for this environment id, if it is one."""
-    return next((name for name in preset_names() if preset_table(name)["env"]["id"] == env_id), None)
+    tables = {name: preset_table(name) for name in preset_names()}
+    return next((name for name, table in tables.items() if "algo" not in table and table["env"]["id"] == env_id), None)

@@ -12,15 +12,25 @@ def empty(shape: tuple[int, ...]) -> Moments:
     return Moments(jnp.zeros((), jnp.float64), jnp.zeros(shape, jnp.float64), jnp.zeros(shape, jnp.float64))
 
 
-def measure(batch: Array, axes: tuple[int, ...]) -> Moments:
-    """The moments of `batch` over `axes`, in two passes."""
+def measure(batch: Array, axes: tuple[int, ...], real: Array | None = None) -> Moments:
+    """The moments of `batch` over `axes`, in two passes; of its `real` rows alone where they are marked."""
     batch = batch.astype(jnp.float64)
+    if real is not None:
+        return _measure_real(batch, axes, real)
     count = 1.0
     for axis in axes:
         count *= batch.shape[axis]
     mean = batch.mean(axes)
     squares = jnp.square(batch - jnp.expand_dims(mean, axes)).sum(axes)
     return Moments(jnp.asarray(count, jnp.float64), mean, squares)
+
+
+def _measure_real(batch: Array, axes: tuple[int, ...], real: Array) -> Moments:
+    counts = jnp.expand_dims(real, tuple(range(real.ndim, batch.ndim)))
+    count = real.sum(axes, dtype=jnp.float64)
+    mean = jnp.where(counts, batch, 0.0).sum(axes) / jnp.maximum(count, 1.0)
+    squares = jnp.where(counts, jnp.square(batch - jnp.expand_dims(mean, axes)), 0.0).sum(axes)
+    return Moments(count, mean, squares)
 
 
 def merge(a: Moments, b: Moments) -> Moments:
@@ -42,9 +52,9 @@ def variance(moments: Moments) -> Array:
     return jnp.where(moments.count > 1, moments.squares / jnp.maximum(moments.count, 1.0), 1.0)
 
 
-def standardize(moments: Moments, batch: Array, clip: float) -> Array:
-    """(batch - mean) / std, within +-clip, in float32."""
+def standardize(moments: Moments, batch: Array, clip: float, floor: float = 0.0) -> Array:
+    """(batch - mean) / (std + floor), within +-clip, in float32."""
     mean = moments.mean.astype(jnp.float32)
-    scale = (1.0 / jnp.sqrt(variance(moments) + 1e-8)).astype(jnp.float32)
+    scale = (1.0 / (jnp.sqrt(variance(moments) + 1e-8) + floor)).astype(jnp.float32)
     shape = (1,) * (batch.ndim - mean.ndim) + mean.shape
     return jnp.clip((batch.astype(jnp.float32) - mean.reshape(shape)) * scale.reshape(shape), -clip, clip)

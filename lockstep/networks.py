@@ -49,9 +49,17 @@ class MLP:
 
     hidden: tuple[Count, ...] = (64, 64)  # units of each hidden layer
     value_hidden: tuple[Count, ...] = ()  # the value network's; empty: the same as `hidden`
+    # the layers as given above, or three whose widths go from inputs to outputs in equal ratios (Coady 2017)
+    widths: Literal["given", "dimensions"] = "given"
     activation: Literal["tanh", "relu", "elu", "silu", "gelu"] = "tanh"
     log_std: float = 0.0  # initial log standard deviation of a Gaussian policy
     last_scale: Positive = 0.01  # scale of the policy's last layer (Andrychowicz et al. 2021: small)
+
+
+def from_dimensions(n_in: int, last: int) -> tuple[int, int, int]:
+    """Ten units per input, `last` at the end, and between them their geometric mean."""
+    first = 10 * n_in
+    return first, int(math.sqrt(first * last)), last
 
 
 def mlp_policy(config: MLP, spec: Spec) -> Policy:
@@ -60,8 +68,10 @@ def mlp_policy(config: MLP, spec: Spec) -> Policy:
     n_in = math.prod(spec.observation.shape)
     continuous = isinstance(spec.action, Box)
     n_out = math.prod(spec.action.low.shape) if isinstance(spec.action, Box) else spec.action.n
-    policy_sizes = (n_in, *config.hidden, n_out)
-    value_sizes = (n_in, *(config.value_hidden or config.hidden), 1)
+    hidden, value_hidden = config.hidden, config.value_hidden or config.hidden
+    if config.widths == "dimensions":
+        hidden, value_hidden = from_dimensions(n_in, 10 * n_out), from_dimensions(n_in, 5)
+    policy_sizes, value_sizes = (n_in, *hidden, n_out), (n_in, *value_hidden, 1)
     lead = len(spec.observation.shape)
 
     def flat(observation: Array) -> Array:

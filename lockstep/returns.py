@@ -24,12 +24,21 @@ def gae(
     lets the next episode's advantage through.
     """
     delta = reward + discount * jnp.where(terminated, 0.0, next_value) - value
-    carry_on = jnp.where(terminated | truncated, 0.0, discount * trace)
+    return _sums(delta, jnp.where(terminated | truncated, 0.0, discount * trace))
 
-    def backwards(following: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-        step_delta, step_carry = now
-        advantage = step_delta + step_carry * following
-        return advantage, advantage
 
-    _, advantages = jax.lax.scan(backwards, jnp.zeros_like(delta[0]), (delta, carry_on), reverse=True)
-    return advantages
+def discounted(reward: Float[Array, "T E"], ended: Bool[Array, "T E"], discount: float) -> Float[Array, "T E"]:
+    """The rest of each episode's rewards: G[t] = r[t] + discount G[t+1], and r[t] alone where it ended."""
+    return _sums(reward, jnp.where(ended, 0.0, discount))
+
+
+def _sums(now: Float[Array, "T E"], carry_on: Float[Array, "T E"]) -> Float[Array, "T E"]:
+    """x[t] = now[t] + carry_on[t] x[t+1], with nothing after the last."""
+
+    def backwards(following: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        step_now, step_carry = step
+        total = step_now + step_carry * following
+        return total, total
+
+    _, totals = jax.lax.scan(backwards, jnp.zeros_like(now[0]), (now, carry_on), reverse=True)
+    return totals

@@ -13,7 +13,7 @@ import optax
 
 from lockstep import moments, returns
 from lockstep.core import Array, Key, Lanes, Learner, Metrics, Moments, Policy, Spec, Trajectory, Tree
-from lockstep.ranges import Positive
+from lockstep.ranges import NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Normalize:
 
     observation: bool = True  # observations to zero mean and unit variance
     reward: bool = True  # rewards divided by the standard deviation of the discounted return
+    observation_floor: NonNegative = 0.0  # added to standard deviations, so that what hardly varies is not blown up
     observation_clip: Positive = 10.0  # normalised observations stay within +-this
     reward_clip: Positive = 10.0  # scaled rewards stay within +-this
 
@@ -34,7 +35,8 @@ class Setup(NamedTuple):
     normalize: Normalize
     budget: int  # environment steps of the whole experiment, for schedules
     lanes: int
-    rows: int  # environment steps of one lane in one update
+    rows: int  # environment steps of one lane in one update; the most that they can be where lanes are padded
+    padded: bool = False  # whether lanes hold whole episodes, padded: `real` says which rows count
 
     @property
     def batch(self) -> int:
@@ -52,6 +54,7 @@ class Batch(NamedTuple):
     reward: Array  # [T, E] scaled
     terminated: Array
     truncated: Array
+    real: Tree = ()  # [T, E] rows that count; () where all do
 
 
 class Estimate(NamedTuple):
@@ -76,7 +79,7 @@ def see(normalize: Normalize, seen: Moments, observation: Tree) -> Tree:
     """Observations as the networks see them."""
     if not normalize.observation:
         return observation.astype(jnp.float32)
-    return moments.standardize(seen, observation, normalize.observation_clip)
+    return moments.standardize(seen, observation, normalize.observation_clip, normalize.observation_floor)
 
 
 def prepare(setup: Setup, learner: Learner, lanes: Lanes) -> tuple[Learner, Lanes]:
@@ -86,7 +89,7 @@ def prepare(setup: Setup, learner: Learner, lanes: Lanes) -> tuple[Learner, Lane
     include the newest: the very first update is scaled too.
     """
     if setup.normalize.reward:
-        seen = lanes.map(lambda lane: moments.measure(lane.discounted_return, (0, 1))).all()
+        seen = lanes.map(lambda lane: moments.measure(lane.discounted_return, (0, 1), marked(lane.real))).all()
         learner = learner._replace(reward=moments.merge_lanes(learner.reward, seen))
     scale = (1.0 / jnp.sqrt(moments.variance(learner.reward) + 1e-8)).astype(jnp.float32)
     clip = setup.normalize.reward_clip
@@ -104,16 +107,23 @@ def prepare(setup: Setup, learner: Learner, lanes: Lanes) -> tuple[Learner, Lane
             reward=reward,
             terminated=lane.terminated,
             truncated=lane.truncated,
+            real=lane.real,
         )
 
     return learner, lanes.map(lane_batch)
 
 
-def estimate(policy: Policy, params: Tree, batch: Batch, discount: float, trace: float) -> Estimate:
-    """Advantages and value targets of one lane under `params`."""
+def estimate(
+    policy: Policy, params: Tree, batch: Batch, discount: float, trace: float, value_trace: float | None = None
+) -> Estimate:
+    """Advantages and value targets of one lane under `params`; the targets with a trace of their own, if given."""
     value, next_value = _values(policy, params, batch)
-    advantage = returns.gae(batch.reward, value, next_value, batch.terminated, batch.truncated, discount, trace)
-    return Estimate(advantage, advantage + value, value)
+    ends = batch.terminated, batch.truncated
+    advantage = returns.gae(batch.reward, value, next_value, *ends, discount, trace)
+    if value_trace is None or value_trace == trace:
+        return Estimate(advantage, advantage + value, value)
+    target = value + returns.gae(batch.reward, value, next_value, *ends, discount, value_trace)
+    return Estimate(advantage, target, value)
 
 
 def _values(policy: Policy, params: Tree, batch: Batch) -> tuple[Array, Array]:
@@ -134,17 +144,41 @@ def _values(policy: Policy, params: Tree, batch: Batch) -> tuple[Array, Array]:
     return values[:-1], next_value
 
 
-def spread(lanes: Lanes, values: Callable[[Any], Array]) -> tuple[Array, Array]:
-    """Mean and standard deviation of `values` over all lanes, in two passes of the fixed tree."""
-    mean = lanes.mean(lambda lane: values(lane).mean())
-    deviation = lanes.mean(lambda lane: jnp.square(values(lane) - mean).mean())
+def marked(real: Tree) -> Array | None:
+    """Which rows count, or None where all do."""
+    return None if isinstance(real, tuple) else real
+
+
+def average(values: Array, real: Tree = ()) -> Array:
+    """The mean of one lane's values over the rows that count; zero where none do."""
+    counts = marked(real)
+    if counts is None:
+        return values.mean()
+    return jnp.where(counts, values, 0.0).sum() / jnp.maximum(counts.sum(), 1)
+
+
+def steps_made(setup: Setup, lanes: Lanes) -> Array | int:
+    """The environment steps of this update, over all lanes."""
+    return lanes.map(lambda lane: lane.real.sum(dtype=jnp.int64)).all().sum() if setup.padded else setup.batch
+
+
+def spread(
+    lanes: Lanes, values: Callable[[Any], Array], real: Callable[[Any], Array] | None = None
+) -> tuple[Array, Array]:
+    """Mean and standard deviation of `values` over all lanes' rows that count, in two passes of the fixed tree."""
+    counts = real or (lambda lane: ())
+    weight = None if real is None else lambda lane: real(lane).sum()
+    mean = lanes.mean(lambda lane: average(values(lane), counts(lane)), weight)
+    deviation = lanes.mean(lambda lane: average(jnp.square(values(lane) - mean), counts(lane)), weight)
     return mean, jnp.sqrt(deviation)
 
 
-def explained_variance(target: Array, value: Array) -> tuple[Array, Array, Array, Array]:
+def explained_variance(target: Array, value: Array, real: Tree = ()) -> tuple[Array, Array, Array, Array]:
     """One lane's share of `explained`: first and second moments of the target and of what is left of it."""
     target, rest = target.astype(jnp.float64), (target - value).astype(jnp.float64)
-    return target.mean(), jnp.square(target).mean(), rest.mean(), jnp.square(rest).mean()
+    moments = (target, jnp.square(target), rest, jnp.square(rest))
+    first, second, third, fourth = (average(moment, real) for moment in moments)
+    return first, second, third, fourth
 
 
 def explained(shares: tuple[Array, Array, Array, Array]) -> Array:
@@ -155,17 +189,42 @@ def explained(shares: tuple[Array, Array, Array, Array]) -> Array:
     return jnp.where(total > 0, 1.0 - left / jnp.where(total > 0, total, 1.0), jnp.nan)
 
 
+def compared(setup: Setup, start: Lanes, old: Tree, new: Tree) -> Metrics:
+    """What an update changed, over (Batch, Estimate) lanes: KL, entropy, explained variance before and after."""
+    distribution = setup.policy.distribution
+
+    def lane_changes(lane: tuple[Batch, Estimate]) -> tuple:
+        batch, estimate = lane
+        was, _ = setup.policy.act(old, batch.observation, batch.policy_state)
+        output = setup.policy.evaluate(new, batch.observation, batch.policy_state)
+        return (
+            average(distribution.kl(was, output.distribution), batch.real),
+            average(distribution.entropy(output.distribution), batch.real),
+            explained_variance(estimate.value_target, estimate.value, batch.real),
+            explained_variance(estimate.value_target, output.value, batch.real),
+        )
+
+    weight = (lambda lane: lane[0].real.sum()) if setup.padded else None
+    kl, entropy, before, after = start.mean(lane_changes, weight)
+    return {
+        "kl": kl,
+        "entropy": entropy,
+        "explained_variance": explained(before),
+        "explained_variance_after": explained(after),
+    }
+
+
 def advance(setup: Setup, learner: Learner, lanes: Lanes, params: Tree, optimizer: Tree) -> Learner:
     """The learner after an update: new weights, and the normaliser has seen this update's observations."""
     observation = learner.observation
     if setup.normalize.observation:
-        seen = lanes.map(lambda lane: moments.measure(lane.observation, (0, 1))).all()
+        seen = lanes.map(lambda lane: moments.measure(lane.observation, (0, 1), marked(lane.real))).all()
         observation = moments.merge_lanes(observation, seen)
     return learner._replace(
         params=params,
         optimizer=optimizer,
         observation=observation,
-        steps=learner.steps + setup.batch,
+        steps=learner.steps + steps_made(setup, lanes),
         updates=learner.updates + 1,
     )
 
@@ -179,6 +238,63 @@ def rate(learning_rate: float, schedule: str, steps: Array, budget: int) -> Arra
 def flat_rows(tree: Tree) -> Tree:
     """Time and environment as one axis: [T, E, ...] -> [T E, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+class Step(NamedTuple):
+    """One step of an optimizer."""
+
+    params: Tree
+    state: Tree
+    size: Array  # how far the parameters moved
+
+
+def take_step(
+    optimizer: optax.GradientTransformation, learning_rate: Array, gradient: Tree, params: Tree, state: Tree
+) -> Step:
+    """Fenced on its far side too: the compiler fuses an optimizer with what follows it, and rounds by what it fused."""
+    direction, state = jax.lax.optimization_barrier(optimizer.update(gradient, state))
+    moved = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
+    return Step(jax.lax.optimization_barrier(moved), state, learning_rate * optax.tree.norm(direction))
+
+
+def repeat(count: int, step: Callable[[Array, Any], Any], carry: Any) -> Any:
+    """`carry` after so many steps. The number is hidden from the compiler, which would unroll a short loop whose means
+    stay in the process, but not one whose means travel: other bits."""
+    trips = jax.lax.optimization_barrier(jnp.asarray(count, jnp.int32))
+    return jax.lax.fori_loop(jnp.zeros((), jnp.int32), trips, step, carry)
+
+
+CHUNK = 256  # rows of a padded lane that are looked at together
+
+
+def real_first(tree: Tree, real: Array) -> Tree:
+    """One lane's rows with those that count in front, otherwise in their order."""
+    order = jnp.argsort(~real, stable=True)
+    return jax.tree.map(lambda leaf: leaf[order], tree)
+
+
+def chunk_mean(fn: Callable[[Any, Array], Any], rows: Tree, count: Array) -> Any:
+    """The mean of `fn(part, real)` over the first `count` rows, so many at a time: padding costs next to nothing.
+
+    `fn` gives means over those rows of a part that are real. Zero where none is.
+    """
+    total = jax.tree.leaves(rows)[0].shape[0]
+    chunk = min(CHUNK, total)
+
+    def at(number: Array) -> tuple[Any, Array]:
+        places = number * chunk + jnp.arange(chunk)
+        part = jax.tree.map(lambda leaf: leaf[jnp.minimum(places, total - 1)], rows)
+        real = places < count
+        return jax.tree.map(lambda leaf: leaf * real.sum().astype(leaf.dtype), fn(part, real)), real
+
+    def add(number: Array, sums: Any) -> Any:
+        return jax.tree.map(jnp.add, sums, at(number)[0])
+
+    shapes = jax.eval_shape(at, jnp.zeros((), jnp.int32))[0]
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    chunks = (-(-count // chunk)).astype(jnp.int32)
+    sums = jax.lax.fori_loop(jnp.zeros((), jnp.int32), chunks, add, zeros)
+    return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1).astype(leaf.dtype), sums)
 
 
 def in_minibatches(tree: Tree, rows: int) -> Tree:

@@ -55,6 +55,10 @@ class Envs(Protocol):
     spec: Spec
     strangers: list[int]  # the numbers of those that did not repeat themselves when an episode was rebuilt
 
+    @property
+    def resting(self) -> np.ndarray:
+        """[N] Those that are not stepped: they keep their observation, and get no reward."""
+
     def __len__(self) -> int: ...
 
     def rollout(self, steps: int) -> Rollout:

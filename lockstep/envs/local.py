@@ -31,7 +31,7 @@ class LocalEnvs:
         self.strangers: list[int] = []
         self._fit = commands(self.spec.action, env.action)
         self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
-        self._active = list(range(len(self._envs)))
+        self.resting = np.zeros(len(self._envs), bool)
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -46,18 +46,16 @@ class LocalEnvs:
         for i in range(len(self._envs)):
             self._reset(i, 0, observation[i, ...])
 
-    def retire(self, i: int) -> None:
-        """Step this environment no more."""
-        self._active.remove(i)
-
     def step(self, actions: np.ndarray, rollout: Rollout, t: int) -> None:
         out, taken = rollout.step(t), self._taken(actions)
         shape, rows, real = self.spec.observation.shape, out.observation, self.spec.observation.dtype == "float32"
+        for i in np.flatnonzero(self.resting).tolist():
+            rows[i], out.reward[i] = rollout.observation[t, i], 0.0
         out.terminated[:], out.truncated[:] = False, False
         ended = []
         i = 0
         try:
-            for i in self._active:
+            for i in np.flatnonzero(~self.resting).tolist():
                 self._episodes.actions[i].append(actions[i])
                 observation, reward, terminated, truncated, _ = self._envs[i].step(taken[i])
                 if (

@@ -16,7 +16,7 @@ from gymnasium import error, spaces, wrappers
 
 from lockstep.core import ArraySpec, Box, Discrete, Spec
 from lockstep.errors import EnvironmentFault, UsageError, nearest
-from lockstep.ranges import Natural
+from lockstep.ranges import Natural, NonNegative
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Env:
     # Box actions: the policy's [-1, 1] to the box (rescale), or the box as it is (clip)
     action: Literal["rescale", "clip"] = "rescale"
     time_limit: Natural = 0  # steps after which an episode is cut; 0: the environment's own limit
+    time_feature: NonNegative = 0.0  # appended to observations: steps since the reset, times this; 0: nothing is
     kwargs: dict[str, Any] = field(default_factory=dict)  # passed to the environment
 
 
@@ -65,7 +66,10 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is out of date.*")
-            return gymnasium.make(env.id, disable_env_checker=True, **options, **env.kwargs)
+            made = gymnasium.make(env.id, disable_env_checker=True, **options, **env.kwargs)
+            return TimeFeature(made, env.time_feature) if env.time_feature else made
+    except UsageError:
+        raise
     except (error.DependencyNotInstalled, ImportError) as cause:
         raise UsageError(f"'{env.id}' needs a package that is not installed: {cause}") from cause
     except TypeError as cause:
@@ -73,6 +77,32 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
     except Exception as cause:
         why = f"{type(cause).__name__}: {cause}"
         raise UsageError(f"'{env.id}' can't be made with env.kwargs {env.kwargs}: {why}") from cause
+
+
+class TimeFeature(gymnasium.Wrapper):
+    """Observations with the time since the reset as one more number, so that a value function can know of the limit."""
+
+    def __init__(self, environment: gymnasium.Env, scale: float) -> None:
+        super().__init__(environment)
+        seen = environment.observation_space
+        if not isinstance(seen, spaces.Box) or len(seen.shape) != 1:
+            raise UsageError("env.time_feature needs observations that are a vector.")
+        low, high = np.append(seen.low, 0.0), np.append(seen.high, np.inf)
+        self.observation_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
+        self._scale, self._steps = scale, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._steps = 0
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._timed(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._timed(observation), reward, terminated, truncated, info
+
+    def _timed(self, observation: np.ndarray) -> np.ndarray:
+        return np.append(observation, self._scale * self._steps).astype(np.float32)
 
 
 class TimeLimited:
@@ -199,3 +229,17 @@ def check_finite(array: np.ndarray, what: str) -> None:
 
 def time_limit(environment: gymnasium.Env) -> int | None:
     return environment.spec.max_episode_steps if environment.spec else None
+
+
+def longest_episode(env: Env) -> int:
+    """In steps; a UsageError where there is no limit."""
+    if env.time_limit:
+        return env.time_limit
+    check_id(env.id)
+    limit = gymnasium.spec(env.id.rpartition(":")[2]).max_episode_steps
+    if limit is None:
+        raise UsageError(
+            f"'{env.id}' has no time limit, so a whole episode may be of any length. Set env.time_limit to the longest"
+            " that is waited for, or collect steps: collect.episodes=0."
+        )
+    return limit

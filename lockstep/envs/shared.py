@@ -19,6 +19,7 @@ class Shared(NamedTuple):
     """What is known to the parent and to all workers; each writes the columns of its own environments."""
 
     action: np.ndarray  # [N, ...] the policy's, for the step that is asked for
+    resting: np.ndarray  # [N] environments that are not stepped
     rollout: Rollout
 
 
@@ -37,7 +38,7 @@ def attach(file: int, spec: Spec, envs: int, steps: int) -> Shared:
         np.frombuffer(memory, dtype, math.prod(shape), place).reshape(shape)
         for (shape, dtype), place in zip(_arrays(spec, envs, steps), places[:-1], strict=True)
     ]
-    return Shared(arrays[0], Rollout(*arrays[1:]))
+    return Shared(arrays[0], arrays[1], Rollout(*arrays[2:]))
 
 
 def _arrays(spec: Spec, envs: int, steps: int) -> list[tuple[tuple[int, ...], str]]:
@@ -46,6 +47,7 @@ def _arrays(spec: Spec, envs: int, steps: int) -> list[tuple[tuple[int, ...], st
     seen = spec.observation
     return [
         ((envs, *shape), dtype),
+        ((envs,), "bool"),
         ((steps, envs), "float64"),
         ((steps, envs), "bool"),
         ((steps, envs), "bool"),

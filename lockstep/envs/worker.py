@@ -106,6 +106,7 @@ class Block:
         shared: Shared = attach(file, self._envs.spec, self._count, steps)
         os.close(file)
         self._action, self._rollout = shared.action[self._mine], shared.rollout.block(self._mine)
+        self._envs.resting = shared.resting[self._mine]
         return DONE
 
     def _start(self, message: bytes, file: int) -> bytes:

@@ -186,6 +186,10 @@ class WorkerEnvs:
         return len(self._begun)
 
     @property
+    def resting(self) -> np.ndarray:
+        return self._shared.resting
+
+    @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
@@ -196,10 +200,11 @@ class WorkerEnvs:
 
     def _renew(self, steps: int) -> None:
         """Other memory, which begins with the newest observations."""
-        newest, old = self._shared.rollout.observation[self._row], self._file
+        before, old = self._shared, self._file
         self._file, self._steps = create(self.spec, len(self), steps), steps
         self._shared = attach(self._file, self.spec, len(self), steps)
-        self._shared.rollout.observation[0] = newest
+        self._shared.rollout.observation[0] = before.rollout.observation[self._row]
+        self._shared.resting[:] = before.resting
         self._row = 0
         os.close(old)
         self._ask_all(self._memory())
@@ -216,8 +221,8 @@ class WorkerEnvs:
         self._row = t
         self._shared.action[:] = actions
         self._ask_all(Message(theirs.STEP + theirs.ROW.pack(t)))
-        for taken, action in zip(self._episodes.actions, actions, strict=True):
-            taken.append(action)
+        for i in np.flatnonzero(~self.resting).tolist():
+            self._episodes.actions[i].append(actions[i])
         for i in np.flatnonzero(rollout.terminated[t] | rollout.truncated[t]).tolist():
             self._episodes.begin(i, self._episodes.number[i] + 1)
         self._row = t + 1

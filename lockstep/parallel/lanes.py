@@ -63,17 +63,32 @@ class LaneBlock:
         lanes._count, lanes._padded, lanes._exchange = self._count, self._loop(fn), self._exchange
         return lanes
 
-    def mean(self, fn: Callable[[Any], Any]) -> Any:
-        """Where a block is a whole subtree of the addition, only its sum travels."""
-        mine = self.map(lambda lane: tree.pack(fn(lane)))._mine()
+    def mean(self, fn: Callable[[Any], Any], weight: Callable[[Any], Any] | None = None) -> Any:
+        """Sums are of lanes in one order, whoever holds them; with `weight`, those of the weights travel too."""
+        like = jax.eval_shape(lambda: fn(self._pick(0)))
+        if weight is None:
+            sums, count = self._sums(lambda lane: tree.pack(fn(lane)))
+            return tree.unpack(_divided(sums, count), like)
+
+        def weighted(lane: Any) -> tuple[Tree, Any]:
+            share, values = jax.lax.optimization_barrier((jnp.asarray(weight(lane), jnp.float64), tree.pack(fn(lane))))
+            return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), values), share
+
+        (sums, total), _ = self._sums(weighted)
+        return tree.unpack(_divided(sums, total), like)
+
+    def _sums(self, fn: Callable[[Any], Any]) -> tuple[Tree, int]:
+        """Over all lanes of the experiment, and how many they are.
+
+        Where a block is a whole subtree of the addition, only its sum travels.
+        """
+        mine = self.map(fn)._mine()
         subtree = self._count & (self._count - 1) == 0
         if subtree:
             mine = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: tree.pairwise_sum(leaf)[None], mine))
         parts = jax.lax.optimization_barrier(self._exchange(mine))
-        total = self._count * jax.tree.leaves(parts)[0].shape[0] if subtree else jax.tree.leaves(parts)[0].shape[0]
-        mean = jax.tree.map(lambda leaf: tree.pairwise_sum(leaf) / total, parts)
-        like = jax.eval_shape(lambda: fn(self._pick(0)))
-        return tree.unpack(jax.lax.optimization_barrier(mean), like)
+        width = jax.tree.leaves(parts)[0].shape[0]
+        return jax.tree.map(tree.pairwise_sum, parts), self._count * width if subtree else width
 
     def all(self) -> Tree:
         return jax.lax.optimization_barrier(self._exchange(self._mine()))
@@ -95,6 +110,10 @@ class LaneBlock:
         out = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), shapes)
         trips = jax.lax.optimization_barrier(jnp.asarray(self._count, jnp.int32))
         return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), trips, body, out)
+
+
+def _divided(sums: Tree, by: Any) -> Tree:
+    return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf / jnp.asarray(by, leaf.dtype), sums))
 
 
 def _at_least_two(leaf: Any) -> Any:

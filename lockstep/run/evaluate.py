@@ -75,9 +75,8 @@ def evaluate(policy: TrainedPolicy, episodes: int, seed: int, beat: Callable[[],
 
 def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[list[float], list[int]]:
     """One episode of each environment: its return and its length."""
-    n, spec = len(envs), envs.spec.observation
-    observation, rollout = np.zeros((n, *spec.shape), spec.dtype), envs.rollout(1)
-    step = rollout.step(0)
+    n, rollout = len(envs), envs.rollout(1)
+    observation, step = rollout.observation[0], rollout.step(0)
     envs.start(observation)
     returns, lengths, running = np.zeros(n), np.zeros(n, int), np.ones(n, bool)
     while running.any() and lengths.max() < LONGEST:
@@ -86,7 +85,6 @@ def play(choose: Callable[[np.ndarray], np.ndarray], envs: LocalEnvs) -> tuple[l
         returns[running] += step.reward[running]
         lengths[running] += 1
         ended = running & (step.terminated | step.truncated)
-        for i in np.flatnonzero(ended).tolist():
-            envs.retire(i)
+        envs.resting |= ended
         running &= ~ended
     return returns.tolist(), lengths.tolist()

@@ -125,8 +125,8 @@ def check_memory(experiment: Experiment, spec: Spec) -> None:
     if free is not None and needed > free:
         raise UsageError(
             f"an update of {experiment.batch:,} steps ({experiment.lanes} lanes x {experiment.envs_per_lane} envs"
-            f" x {experiment.collect.steps:,} steps) of {row:,} bytes needs about {needed / 2**30:.1f} GiB, and"
-            f" {free / 2**30:.1f} GiB are free. Lower collect.steps, envs_per_lane or lanes."
+            f" x {experiment.length:,} steps) of {row:,} bytes needs about {needed / 2**30:.1f} GiB, and"
+            f" {free / 2**30:.1f} GiB are free. Lower what is collected, envs_per_lane or lanes."
         )
 
 

@@ -29,6 +29,7 @@ def assemble(experiment: Experiment, spec: Spec) -> tuple[Policy, Algorithm]:
     """The experiment's policy and algorithm, for environments of this spec."""
     policy = mlp_policy(experiment.policy, spec)
     setup = Setup(policy, spec, experiment.normalize, experiment.steps, lanes=experiment.lanes, rows=experiment.rows)
+    setup = setup._replace(padded=experiment.collect.episodes > 0)
     return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
 
 
@@ -103,5 +104,5 @@ def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     path, saved = find(run, which)
     spec = spec_for(experiment.env)
     policy, algorithm = assemble(experiment, spec)
-    actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
+    actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
     return TrainedPolicy(experiment, spec, learner_from(saved.learner, algorithm, path), actor)

@@ -196,7 +196,7 @@ class Reporter:
     """All of a run's observers, told once per update."""
 
     def __init__(self, path: Path, experiment: Experiment, start: Progress, resumed: bool) -> None:
-        self._path, self._experiment = path, experiment
+        self._path, self._steps = path, start.steps
         self._screen = Screen(experiment.steps)
         self._file = MetricsFile(path, start.updates)
         self._events = Events(path, start.steps if resumed else None)
@@ -221,7 +221,8 @@ class Reporter:
         trajectory: Trajectory,
     ) -> None:
         mean, std, length = progress.returns
-        rate = self._experiment.batch / (metrics["time_collect"] + metrics["time_update"])
+        rate = (progress.steps - self._steps) / (metrics["time_collect"] + metrics["time_update"])
+        self._steps = progress.steps
         row: Row = {
             "update": progress.updates,
             "steps": progress.steps,

@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from lockstep import tree
 from lockstep.address import Purpose, words
+from lockstep.algorithms import REGISTRY
 from lockstep.collect import Collector, Episode, make_actor
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
@@ -25,7 +26,7 @@ from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, Layout, checked, replace_experiment, to_toml
+from lockstep.experiment import Config, Experiment, Layout, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -193,10 +194,11 @@ def _run(
     timeline = Timeline() if watch.trace else Untimed()
     comm = timeline.over(comm)
     policy, algorithm = assemble(experiment, envs.spec)
-    actor = make_actor(policy, experiment.normalize, experiment.collect.steps, experiment.envs_per_lane)
+    actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
     learn = timeline.around("update", LEARN[config.layout.mode](algorithm, comm))
     discount = experiment.algo.discount  # type: ignore[attr-defined]
-    collector = Collector(envs, actor, _lanes_of(experiment, comm), experiment.collect.steps, discount, comm.beat)
+    lanes, whole = _lanes_of(experiment, comm), experiment.collect.episodes
+    collector = Collector(envs, actor, lanes, experiment.length, discount, whole, comm.beat)
     collect, score_of = timeline.around("collect", collector.collect), timeline.around("evaluate", _score)
     end = experiment.steps if start.end is None else start.end
     with (
@@ -208,6 +210,8 @@ def _run(
         comm.beat("starting the environments")
         learner, exact = _first(algorithm, experiment, collector, start, comm)
         saver = Saver(path, config, here, exact, reporter.say, comm)
+        if not start.resumed:
+            _name_the_idle(experiment, learner, reporter.say)
         report, save = timeline.around("report", reporter.report), timeline.around("save", saver.save_when_due)
         progress, digest, stop = start.progress, tree.digest(learner), None
         if start.saved is None:
@@ -223,12 +227,12 @@ def _run(
             learner, metrics = learn(learner, trajectory, key_data)
             updated, talked = time.perf_counter(), comm.seconds - waited
             digest = tree.digest(learner)
-            episodes, stop = _agree(comm, mine, learner, digest, interrupt.number)
+            episodes, made, stop = _agree(comm, mine, _steps_in(trajectory), learner, digest, interrupt.number)
             _refuse_what_is_not_a_number(learner, trajectory, path, comm)
             seconds = start.progress.seconds + time.perf_counter() - began
-            progress = progress.after(experiment.batch, episodes, seconds)
+            progress = progress.after(made, episodes, seconds)
             score = None
-            if progress.evaluation_due(watch.eval_every, experiment.batch, experiment.steps):
+            if progress.evaluation_due(watch.eval_every, made, experiment.steps):
                 comm.beat(f"evaluating after update {progress.updates}")
                 trained = TrainedPolicy(experiment, envs.spec, learner, actor)
                 score = comm.on_root(partial(score_of, trained, watch.eval_episodes, comm.beat))
@@ -240,7 +244,7 @@ def _run(
             }
             progress, is_best = progress.scored(score)
             report(progress, metrics | times, digest, score, learner, trajectory)
-            save(progress, learner, collector, experiment.batch, is_best)
+            save(progress, learner, collector, made, is_best)
         saver.save(progress, learner, collector, last=True)
         timeline.write(path, comm)
     if stop is not None and progress.steps < end:
@@ -248,22 +252,36 @@ def _run(
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
+def _name_the_idle(experiment: Experiment, learner: Learner, say: Callable[[str], None]) -> None:
+    """Say once which parameters no gradient will ever reach: they count as zeros in every mean."""
+    scope = REGISTRY[algorithm_name(experiment.algo)].idle(experiment.algo)
+    idle = [name for name in tree.paths(learner.params) if scope and name.startswith(f"{scope}/")]
+    if idle:
+        say(f"no gradient reaches these parameters, which stay as they are: {', '.join(idle)}")
+
+
 def _score(policy: TrainedPolicy, episodes: int, beat: Callable[[], None]) -> float:
     return evaluate(policy, episodes, policy.experiment.seed, beat).mean
 
 
+def _steps_in(trajectory: Trajectory) -> int:
+    """The environment steps that were made for it: padding is none."""
+    return int(np.size(trajectory.reward) if isinstance(trajectory.real, tuple) else np.sum(trajectory.real))
+
+
 def _agree(
-    comm: Comm, episodes: list[Episode], learner: Learner, digest: str, stop: int | None
-) -> tuple[list[Episode], int | None]:
-    """All ranks' episodes in the order of one process, and whether any rank was asked to stop.
+    comm: Comm, episodes: list[Episode], steps: int, learner: Learner, digest: str, stop: int | None
+) -> tuple[list[Episode], int, int | None]:
+    """All ranks' episodes in the order of one process, their steps, and whether any rank was asked to stop.
 
     Every rank must hold the same learner: a difference is a bug of the first order, and ends the run.
     """
-    told = comm.share((episodes, digest, stop))
-    if any(theirs != told[0][1] for _, theirs, _ in told):
+    told = comm.share((episodes, steps, digest, stop))
+    if any(theirs != told[0][2] for _, _, theirs, _ in told):
         raise NumericFault(_difference(comm, learner))
-    merged = sorted(episode for mine, _, _ in told for episode in mine)
-    return merged, next((number for _, _, number in told if number is not None), None)
+    merged = sorted(episode for mine, _, _, _ in told for episode in mine)
+    made = sum(count for _, count, _, _ in told)
+    return merged, made, next((number for _, _, _, number in told if number is not None), None)
 
 
 def _difference(comm: Comm, learner: Learner) -> str:

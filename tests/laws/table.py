@@ -17,10 +17,18 @@ SMALL: dict[str, Any] = {
     "watch.checkpoint_every": 512,
     "seed": 3,
 }
+EPISODES = {"collect.episodes": 1, "env.time_limit": 32}
 OF_ALGORITHM: dict[str, dict[str, Any]] = {
     "ppo": {"algo.epochs": 2, "algo.minibatch": 64},
+    "ppo-kl": {
+        **EPISODES,
+        **{"algo.epochs": 2, "algo.minibatch": 0},
+        **{"algo.value_coefficient": 0, "algo.value_epochs": 1, "algo.value_minibatch": 64, "algo.value_replay": True},
+    },
     "trpo": {"algo.value_epochs": 2, "algo.value_minibatch": 64},
     "npg": {"algo.value_epochs": 2, "algo.value_minibatch": 64, "algo.fisher_every": 3},
+    "a2c": {},
+    "reinforce": {**EPISODES, "algo.value_steps": 2},
 }
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")

@@ -91,3 +91,52 @@ def test_running_episodes_survive_a_round_trip() -> None:
         assert episodes == same_episodes
         record, again = first.open_episodes(), second.open_episodes()
         assert all(record[name].tobytes() == again[name].tobytes() for name in record)
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[Trajectory], list[list[Episode]], dict[str, np.ndarray]]:
+    """Two whole episodes of each environment in each of two updates, at most 30 steps long."""
+    with LocalEnvs(Env("CartPole-v1", time_limit=30), SEED, range(LANES * E)) as envs:
+        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
+        setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, 60 * E)
+        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
+        collector = Collector(envs, make_actor(policy, Normalize(), 60, E), range(LANES), 60, 0.9, episodes=2)
+        collector.start()
+        parts = [collector.collect(learner, words(SEED, Purpose.ACT, update)) for update in range(2)]
+        return [part[0] for part in parts], [part[1] for part in parts], collector.open_episodes()
+
+
+def test_whole_episodes_are_padded_and_none_is_left_out(
+    whole: tuple[list[Trajectory], list[list[Episode]], dict[str, np.ndarray]],
+) -> None:
+    """Every environment makes exactly two, long or short; what is not real is empty."""
+    parts, finished, _ = whole
+    for part, episodes in zip(parts, finished, strict=True):
+        ended = part.terminated | part.truncated
+        np.testing.assert_array_equal(ended.sum(1), np.full((LANES, E), 2))
+        assert sorted(episode.env for episode in episodes) == sorted([*range(LANES * E)] * 2)
+        lengths = part.real.sum(1).reshape(-1)
+        for env in range(LANES * E):
+            assert lengths[env] == sum(episode.steps for episode in episodes if episode.env == env)
+            lane, e = divmod(env, E)
+            assert part.real[lane, : lengths[env], e].all(), "real steps come first"
+            assert ended[lane, lengths[env] - 1, e]
+        for leaf in (part.reward, part.action, part.terminated, part.truncated, part.discounted_return):
+            assert not leaf[~part.real].any()
+    assert len({episode.steps for episode in finished[0]}) > 1, "of different lengths"
+
+
+def test_nothing_is_open_between_updates_of_whole_episodes(
+    whole: tuple[list[Trajectory], list[list[Episode]], dict[str, np.ndarray]],
+) -> None:
+    parts, _, record = whole
+    assert not record["length"].any()
+    assert not record["total"].any()
+    assert len(record["actions"]) == 0
+    np.testing.assert_array_equal(record["episode"], [4] * (LANES * E))
+    fresh = gymnasium.make("CartPole-v1")
+    for env in range(LANES * E):
+        lane, e = divmod(env, E)
+        for episode, found in ((2, parts[1].observation[lane, 0, e]), (4, record["observation"][env])):
+            expected, _ = fresh.reset(seed=integer(SEED, Purpose.RESET, env, episode))
+            np.testing.assert_array_equal(found, np.asarray(expected, np.float32))

@@ -129,3 +129,16 @@ def test_the_mean_is_fenced_from_what_precedes_and_what_follows() -> None:
     after = names[names.index("while") + 1 :]
     fences = [i for i, name in enumerate(after) if name == "optimization_barrier"]
     assert fences[0] < after.index("add") < after.index("div") < fences[-1]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_a_weighted_mean_is_that_of_numpy(count: int) -> None:
+    x, weights = RNG.normal(size=(count, 5)), RNG.integers(1, 9, size=count)
+    found = LaneBlock((x, weights)).mean(lambda lane: {"x": lane[0], "s": lane[0].sum()}, lambda lane: lane[1])
+    np.testing.assert_allclose(found["x"], np.average(x, axis=0, weights=weights), rtol=1e-12)
+    np.testing.assert_allclose(found["s"], np.average(x.sum(-1), weights=weights), rtol=1e-12)
+
+
+def test_a_lane_without_weight_does_not_count() -> None:
+    x, weights = np.float64([[1.0], [50.0], [3.0]]), np.int64([2, 0, 2])
+    assert LaneBlock((x, weights)).mean(lambda lane: lane[0], lambda lane: lane[1])[0] == 2.0

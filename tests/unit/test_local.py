@@ -74,14 +74,3 @@ def test_a_simulation_that_mujoco_reset_by_itself_is_refused() -> None:
             stepped(envs, actions[1])
 
 
-def test_a_retired_environment_rests() -> None:
-    with LocalEnvs(Env(SCRIPTED, kwargs={"length": 3}), 0, [0, 1]) as envs:
-        started(envs)
-        action = actions_for(envs, 1)[0]
-        stepped(envs, action)
-        envs.retire(0)
-        for _ in range(5):
-            out = stepped(envs, action)
-        assert len(envs.running(0)[1]) == 1
-        assert envs.running(1)[0] == 2
-        assert not out.truncated[0]

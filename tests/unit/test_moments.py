@@ -71,3 +71,13 @@ def test_nothing_is_scaled_before_it_is_seen() -> None:
 def test_a_constant_observation_standardizes_to_zero() -> None:
     batch = jnp.full((5, 1), 7.0)
     assert not moments.standardize(moments.measure(batch, (0,)), batch, 10.0).any()
+
+
+def test_padding_does_not_count() -> None:
+    rng = np.random.default_rng(3)
+    batch, real = rng.normal(size=(6, 4, 2)), rng.random((6, 4)) < 0.5
+    found = moments.measure(jnp.asarray(batch), (0, 1), jnp.asarray(real))
+    kept = batch[real]
+    assert found.count == len(kept)
+    np.testing.assert_allclose(found.mean, kept.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.squares, ((kept - kept.mean(0)) ** 2).sum(0), rtol=1e-12)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.returns import gae
+from lockstep.returns import discounted, gae
 
 
 def column(*numbers: float) -> jnp.ndarray:
@@ -65,3 +65,28 @@ def test_gae_is_the_backward_recursion(seed: int, shape: tuple[int, int], discou
         rtol=1e-12,
         atol=1e-12,
     )
+
+
+def test_discounted_returns_with_boundaries() -> None:
+    """Ends after the first and third of four steps."""
+    found = discounted(column(1, 2, 3, 4), flags(0, 2, length=4), 0.9)
+    np.testing.assert_allclose(found[:, 0], [1, 2 + 0.9 * 3, 3, 4], rtol=1e-12)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+def test_discounted_returns_are_the_sums_of_what_is_left(seed: int, discount: float) -> None:
+    rng = np.random.default_rng(seed)
+    reward, ended = rng.normal(size=(9, 2)), rng.random((9, 2)) < 0.3
+    found = discounted(jnp.asarray(reward), jnp.asarray(ended), discount)
+    for e in range(2):
+        for t in range(9):
+            last = next((i for i in range(t, 9) if ended[i, e]), 8)
+            expected = sum(discount ** (i - t) * reward[i, e] for i in range(t, last + 1))
+            np.testing.assert_allclose(found[t, e], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_advantages_up_to_a_terminal_that_padding_follows() -> None:
+    """What stands after the end of an episode, values included, does not come through."""
+    reward, value, following = column(1, 1, 1, 0, 0), column(3, 2, 1, 50, 50), column(2, 1, 50, 50, 50)
+    advantages = gae(reward, value, following, flags(2, length=5), flags(length=5), 0.99, 0.95)
+    np.testing.assert_allclose(advantages[:3, 0], [-0.029, -0.010, 0], atol=5e-4)

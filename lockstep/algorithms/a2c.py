@@ -1,0 +1,83 @@
+"""Advantage actor-critic, synchronous (Mnih et al. 2016; the A2C of OpenAI's baselines)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lockstep.algorithms import actor_critic as ac
+from lockstep.algorithms.actor_critic import Batch, Setup
+from lockstep.core import Algorithm, Array, Key, Lanes, Learner, Metrics, Tree
+from lockstep.ranges import NonNegative, Positive, Share
+
+
+@dataclass(frozen=True)
+class A2C:
+    """One policy-gradient step on each small batch."""
+
+    discount: Share = 0.99  # gamma
+    trace: Share = 1.0  # lambda of generalised advantage estimation; 1: n-step returns, n = collect.steps
+    learning_rate: Positive = 7e-4  # (baselines, Stable-Baselines3, Tianshou)
+    schedule: Literal["linear", "constant"] = "linear"  # of the learning rate over the budget: linear (to zero)
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    decay: Share = 0.99  # RMSProp's memory of squared gradients
+    epsilon: Positive = 1e-5  # the optimizer's; RMSProp adds it under the root
+    value_coefficient: NonNegative = 0.5
+    entropy: NonNegative = 0.0  # bonus for entropy
+    max_gradient: Positive = 0.5  # the gradient is scaled down to this norm
+    normalize_advantage: bool = False  # over the whole batch
+
+
+def a2c_problems(config: A2C, lanes: int, rows: int) -> list[str]:
+    return []
+
+
+def a2c(config: A2C, setup: Setup) -> Algorithm:
+    policy, distribution = setup.policy, setup.policy.distribution
+    scaled = {
+        "rmsprop": optax.scale_by_rms(config.decay, config.epsilon, initial_scale=1.0),
+        "adam": optax.scale_by_adam(eps=config.epsilon),
+    }
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient), scaled[config.optimizer])
+
+    def init(key: Key) -> Learner:
+        return ac.new_learner(setup, key, optimizer.init)
+
+    def loss(params: Tree, batch: Batch, advantage: Array, target: Array) -> tuple[Array, Metrics]:
+        output = policy.evaluate(params, batch.observation, batch.policy_state)
+        policy_loss = -(distribution.log_prob(output.distribution, batch.action) * advantage).mean()
+        value_loss = 0.5 * jnp.square(output.value - target).mean()
+        entropy = distribution.entropy(output.distribution).mean()
+        total = policy_loss + config.value_coefficient * value_loss - config.entropy * entropy
+        return total, {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+
+    def update(learner: Learner, lanes: Lanes, key: Key) -> tuple[Learner, Metrics]:
+        learner, batches = ac.prepare(setup, learner, lanes)
+        start = batches.map(
+            lambda batch: (batch, ac.estimate(policy, learner.params, batch, config.discount, config.trace))
+        )
+        mean, std = jnp.zeros(()), jnp.ones(())
+        if config.normalize_advantage:
+            mean, std = ac.spread(start, lambda lane: lane[1].advantage)
+
+        def lane_gradient(lane: tuple[Batch, ac.Estimate]) -> tuple[Tree, Metrics]:
+            batch, estimate = lane
+            advantage = (estimate.advantage - mean) / (std + 1e-8) if config.normalize_advantage else estimate.advantage
+            return jax.grad(loss, has_aux=True)(learner.params, batch, advantage, estimate.value_target)
+
+        gradient, metrics = start.mean(lane_gradient)
+        learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)
+        step = ac.take_step(optimizer, learning_rate, gradient, learner.params, learner.optimizer)
+        metrics |= {
+            "gradient_norm": optax.tree.norm(gradient),
+            "step_size": step.size,
+            "learning_rate": learning_rate,
+            **ac.compared(setup, start, learner.params, step.params),
+        }
+        return ac.advance(setup, learner, lanes, step.params, step.state), metrics
+
+    return Algorithm(init, update)

@@ -1,0 +1,141 @@
+"""REINFORCE against an exact gradient, and what it does with whole episodes that are padded."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep import tree
+from lockstep.algorithms import REGISTRY
+from lockstep.algorithms.actor_critic import Normalize, Setup
+from lockstep.algorithms.reinforce import Reinforce, outcome, reinforce
+from lockstep.core import ArraySpec, Discrete, Spec, Trajectory
+from lockstep.networks import MLP, mlp_policy
+from lockstep.parallel.lanes import LaneBlock
+
+HORIZON = 3
+SPEC = Spec(ArraySpec((3,), "float32"), Discrete(2, 0, "int64"))
+OFF = Normalize(observation=False, reward=False)
+REWARD = {0: (1.0, -2.0), 1: (0.5, 3.0), 2: (-1.0, 4.0)}  # by time and action; action 1 at time 0 ends the episode
+
+
+def chain() -> list[list[int]]:
+    """Every course an episode of the chain can take, as its actions; each as likely as the others of its length."""
+    return [[1, 0, 0], *([0, *rest] for rest in itertools.product((0, 1), repeat=2))]
+
+
+def length(actions: list[int]) -> int:
+    return 1 if actions[0] == 1 else HORIZON
+
+
+def episodes() -> Trajectory:
+    """Under the uniform policy: the short episode is four times as likely as each of the four long ones."""
+    courses = [*[chain()[0]] * 4, *chain()[1:]]
+    lanes, envs = 4, 2
+    shape = (lanes, HORIZON, envs)
+    observation = np.zeros((*shape, 3), np.float32)
+    action, reward = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+    terminated, real = np.zeros((2, *shape), bool)
+    for number, course in enumerate(courses):
+        lane, env = divmod(number, envs)
+        for t in range(length(course)):
+            observation[lane, t, env, t] = 1.0
+            action[lane, t, env], reward[lane, t, env] = course[t], REWARD[t][course[t]]
+            real[lane, t, env] = True
+        terminated[lane, length(course) - 1, env] = True
+    return Trajectory(
+        lane=np.arange(lanes, dtype=np.int32),
+        observation=observation,
+        action=action,
+        reward=reward,
+        terminated=terminated,
+        truncated=np.zeros_like(terminated),
+        next_observation=observation,
+        discounted_return=reward.astype(np.float64),
+        policy_state=(),
+        real=real,
+    )
+
+
+def expected_return(logits: np.ndarray) -> float:
+    """Of the chain, by enumeration. `logits[t]` are those of the policy's two actions at time t."""
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    total = 0.0
+    for course in chain():
+        chance = np.prod([probability[t, course[t]] for t in range(length(course))])
+        total += chance * sum(REWARD[t][course[t]] for t in range(length(course)))
+    return float(total)
+
+
+def uniform(config: Reinforce) -> tuple[Any, Any]:
+    """An algorithm whose policy is one table of logits, all zero."""
+    policy = mlp_policy(MLP(hidden=(), value_hidden=(4,)), SPEC)
+    setup = Setup(policy, SPEC, OFF, budget=10_000, lanes=4, rows=HORIZON * 2, padded=True)
+    algorithm = reinforce(config, setup)
+    learner = algorithm.init(jax.random.key(0))
+    return algorithm, learner._replace(
+        params={**learner.params, "policy": jax.tree.map(jnp.zeros_like, learner.params["policy"])}
+    )
+
+
+# Adam with an epsilon far above the gradient makes its first step along the gradient itself
+PLAIN = {"learning_rate": 1e4, "adam_epsilon": 1e4, "schedule": "constant", "max_gradient": 1e9, "discount": 1.0}
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean"])
+def test_the_gradient_is_that_of_the_expected_return(baseline: Any) -> None:
+    """Also with a baseline: it changes single episodes' shares, not their mean over all courses."""
+    algorithm, learner = uniform(Reinforce(baseline=baseline, **PLAIN))
+    new, _ = algorithm.update(learner, LaneBlock(episodes()), jax.random.key(1))
+    step = np.asarray(new.params["policy"]["layer0"]["kernel"], float)
+    exact = np.zeros((HORIZON, 2))
+    for index in np.ndindex(exact.shape):
+        sides = [np.zeros((HORIZON, 2)), np.zeros((HORIZON, 2))]
+        sides[0][index], sides[1][index] = 1e-5, -1e-5
+        exact[index] = (expected_return(sides[0]) - expected_return(sides[1])) / 2e-5
+    steps_per_episode = (4 * 1 + 4 * HORIZON) / 8
+    np.testing.assert_allclose(step * steps_per_episode, exact, atol=2e-3)
+
+
+def test_discounted_returns_stop_at_the_end_of_an_episode() -> None:
+    policy = mlp_policy(MLP(hidden=(), value_hidden=(4,)), SPEC)
+    setup = Setup(policy, SPEC, OFF, 10_000, lanes=4, rows=6, padded=True)
+    data = jax.tree.map(lambda leaf: leaf[3], episodes())
+    found = outcome(Reinforce(baseline="none", discount=0.5), setup, policy.init(jax.random.key(0)), data)
+    for env in range(2):
+        rewards = data.reward[:, env]
+        expected = [rewards[0] + rewards[1] / 2 + rewards[2] / 4, rewards[1] + rewards[2] / 2, rewards[2]]
+        np.testing.assert_allclose(found.value_target[:, env], expected, rtol=1e-6)
+
+
+def test_padding_is_never_learnt_from() -> None:
+    algorithm, learner = uniform(Reinforce(value_steps=2))
+    data = episodes()
+    noise = np.random.default_rng(0).normal(size=data.observation.shape).astype(np.float32)
+    away = ~data.real
+    other = data._replace(
+        observation=np.where(away[..., None], noise, data.observation),
+        reward=np.where(away, np.float32(7), data.reward),
+        action=np.where(away, 1, data.action).astype(np.int32),
+    )
+    one, _ = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
+    two, _ = algorithm.update(learner, LaneBlock(other), jax.random.key(1))
+    for name, leaf in tree.paths(one).items():
+        np.testing.assert_allclose(leaf, tree.paths(two)[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    assert int(one.steps) == data.real.sum()
+
+
+@pytest.mark.parametrize("baseline", ["none", "mean", "value"])
+def test_without_a_value_baseline_the_value_network_stays_and_is_named(baseline: Any) -> None:
+    config = Reinforce(baseline=baseline)
+    algorithm, learner = uniform(config)
+    new, metrics = algorithm.update(learner, LaneBlock(episodes()), jax.random.key(1))
+    same = tree.digest(new.params["value"]) == tree.digest(learner.params["value"])
+    assert same == (baseline != "value")
+    assert REGISTRY["reinforce"].idle(config) == ("value" if same else "")
+    assert ("explained_variance" in metrics) == (baseline == "value")
