@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
 from lockstep.core import Algorithm
@@ -19,4 +20,7 @@ class Entry(NamedTuple):
     problems: Callable[[Any, int, int], list[str]]  # config, lanes, steps of a lane in one update
 
 
-REGISTRY: dict[str, Entry] = {"ppo": Entry(PPO, ppo, ppo_problems)}
+REGISTRY: dict[str, Entry] = {
+    "ppo": Entry(PPO, ppo, ppo_problems),
+    "acktr": Entry(ACKTR, acktr, acktr_problems),
+}

@@ -17,7 +17,10 @@ SMALL: dict[str, Any] = {
     "watch.checkpoint_every": 512,
     "seed": 3,
 }
-OF_ALGORITHM: dict[str, dict[str, Any]] = {"ppo": {"algo.epochs": 2, "algo.minibatch": 64}}
+OF_ALGORITHM: dict[str, dict[str, Any]] = {
+    "ppo": {"algo.epochs": 2, "algo.minibatch": 64},
+    "acktr": {"algo.value_steps": 2, "algo.cold_updates": 1, "algo.decompose_every": 2},
+}
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
 

@@ -1,0 +1,1 @@
+"""Second-order steps on trees of parameters. They know no data: factors and gradients come in as means over lanes."""
