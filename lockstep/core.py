@@ -106,6 +106,9 @@ class Policy(NamedTuple):
     act: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]  # params, observation, state -> distribution, state
     evaluate: Callable[[Tree, Tree, Tree], Output]  # params, observation, state -> distribution and value
     value: Callable[[Tree, Tree, Tree], Array]
+    tapped: Callable[[Tree, Tree, Tree, Tree], tuple[Output, Tree]]
+    # `evaluate` with a shift added to every layer's output (params, shifts, observation, state), and beside it every
+    # layer's input. Both are named like the parameters; a vector of parameters is a layer without inputs.
     distribution: Distribution
 
 

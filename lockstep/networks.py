@@ -34,13 +34,30 @@ def mlp_init(key: Key, sizes: tuple[int, ...], last_scale: float) -> Tree:
     return layers
 
 
+def affine(layer: Tree, x: Array) -> Array:
+    return x @ layer["kernel"] + jnp.expand_dims(layer["bias"], tuple(range(x.ndim - 1)))
+
+
 def mlp_apply(params: Tree, x: Array, activation: Callable[[Array], Array], depth: int) -> Array:
     for i in range(depth):
-        layer = params[f"layer{i}"]
-        x = x @ layer["kernel"] + jnp.expand_dims(layer["bias"], tuple(range(x.ndim - 1)))
+        x = affine(params[f"layer{i}"], x)
         if i < depth - 1:
             x = activation(x)
     return x
+
+
+def mlp_tapped(
+    params: Tree, shifts: Tree, x: Array, activation: Callable[[Array], Array], depth: int
+) -> tuple[Array, dict[str, Array]]:
+    """`mlp_apply` with a shift added to every layer's output, and every layer's input beside the result."""
+    inputs = {}
+    for i in range(depth):
+        name = f"layer{i}"
+        inputs[name] = x
+        x = affine(params[name], x) + shifts[name]
+        if i < depth - 1:
+            x = activation(x)
+    return x, inputs
 
 
 @dataclass(frozen=True)
@@ -95,11 +112,22 @@ def mlp_policy(config: MLP, spec: Spec) -> Policy:
     def evaluate(params: Tree, observation: Tree, state: Tree) -> Output:
         return Output(act(params, observation, state)[0], value(params, observation, state))
 
+    def tapped(params: Tree, shifts: Tree, observation: Tree, state: Tree) -> tuple[Output, Tree]:
+        x, depths = flat(observation), (len(policy_sizes) - 1, len(value_sizes) - 1)
+        out, inputs = mlp_tapped(params["policy"], shifts["policy"], x, activation, depths[0])
+        values, value_inputs = mlp_tapped(params["value"], shifts["value"], x, activation, depths[1])
+        if continuous:
+            inputs["log_std"] = x[..., :0]
+            log_std = jnp.broadcast_to(params["policy"]["log_std"], out.shape)
+            out = Gaussian(out, log_std + shifts["policy"]["log_std"])
+        return Output(out, values[..., 0]), {"policy": inputs, "value": value_inputs}
+
     return Policy(
         init=init,
         initial_state=lambda envs: (),
         act=act,
         evaluate=evaluate,
         value=value,
+        tapped=tapped,
         distribution=gaussian(n_out) if continuous else categorical(n_out),
     )

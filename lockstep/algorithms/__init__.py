@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from lockstep.algorithms.a2c import A2C, a2c, a2c_problems
+from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.npg import NPG, natural_problems, npg
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
@@ -32,6 +33,7 @@ REGISTRY: dict[str, Entry] = {
     "ppo-kl": Entry(PPOKL, ppo_kl, ppo_kl_problems, collects=("steps", "episodes")),
     "trpo": Entry(TRPO, trpo, natural_problems),
     "npg": Entry(NPG, npg, natural_problems),
+    "acktr": Entry(ACKTR, acktr, acktr_problems),
     "a2c": Entry(A2C, a2c, a2c_problems, defaults={"collect": {"steps": 5}}),
     "reinforce": Entry(
         Reinforce,

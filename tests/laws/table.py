@@ -29,6 +29,7 @@ OF_ALGORITHM: dict[str, dict[str, Any]] = {
     "npg": {"algo.value_epochs": 2, "algo.value_minibatch": 64, "algo.fisher_every": 3},
     "a2c": {},
     "reinforce": {**EPISODES, "algo.value_steps": 2},
+    "acktr": {"algo.value_steps": 2, "algo.cold_updates": 1, "algo.decompose_every": 2},
 }
 BATCH = 256  # environment steps of one update of these
 ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")

@@ -72,5 +72,3 @@ def test_a_simulation_that_mujoco_reset_by_itself_is_refused() -> None:
         envs._envs[1]._bare.data.qvel[:] = 1e12
         with pytest.raises(BrokenEpisode, match=r"environment 1 .*MuJoCo reset the simulation by itself: .*unstable"):
             stepped(envs, actions[1])
-
-
