@@ -7,7 +7,7 @@ import pytest
 from lockstep.envs.episodes import BrokenEpisode
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import Env
-from tests.environments import SCRIPTED, actions_for, started, stepped
+from tests.environments import actions_for, started, stepped
 
 
 class Odd(gymnasium.Env):
