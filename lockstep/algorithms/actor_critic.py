@@ -251,17 +251,9 @@ class Step(NamedTuple):
 def take_step(
     optimizer: optax.GradientTransformation, learning_rate: Array, gradient: Tree, params: Tree, state: Tree
 ) -> Step:
-    """Fenced on its far side too: the compiler fuses an optimizer with what follows it, and rounds by what it fused."""
-    direction, state = jax.lax.optimization_barrier(optimizer.update(gradient, state))
+    direction, state = optimizer.update(gradient, state)
     moved = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
-    return Step(jax.lax.optimization_barrier(moved), state, learning_rate * optax.tree.norm(direction))
-
-
-def repeat(count: int, step: Callable[[Array, Any], Any], carry: Any) -> Any:
-    """`carry` after so many steps. The number is hidden from the compiler, which would unroll a short loop whose means
-    stay in the process, but not one whose means travel: other bits."""
-    trips = jax.lax.optimization_barrier(jnp.asarray(count, jnp.int32))
-    return jax.lax.fori_loop(jnp.zeros((), jnp.int32), trips, step, carry)
+    return Step(moved, state, learning_rate * optax.tree.norm(direction))
 
 
 CHUNK = 256  # rows of a padded lane that are looked at together

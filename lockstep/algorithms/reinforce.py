@@ -91,7 +91,7 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
             after = ac.take_step(adam, learning_rate, gradient, part, state)
             return after.params, after.state, value
 
-        return ac.repeat(config.value_steps, step, (params["value"], state, jnp.zeros((), jnp.float32)))
+        return jax.lax.fori_loop(0, config.value_steps, step, (params["value"], state, jnp.zeros((), jnp.float32)))
 
     def weight(lane: tuple[Batch, Estimate]) -> Array:
         return lane[0].real.sum()

@@ -3,7 +3,7 @@
 Why the bits don't depend on how many lanes a process holds (see also docs/determinism.md):
 every lane goes through the same program on the same shapes (a loop, never `vmap`); the lane axis is
 padded to at least two and the trip count is hidden from the compiler, which would otherwise treat a
-single lane differently; what follows a mean is fenced from what precedes it.
+single lane differently; what follows a mean is fenced from what precedes it, by a loop.
 """
 
 from __future__ import annotations
@@ -67,34 +67,34 @@ class LaneBlock:
         """Sums are of lanes in one order, whoever holds them; with `weight`, those of the weights travel too."""
         like = jax.eval_shape(lambda: fn(self._pick(0)))
         if weight is None:
-            sums, count = self._sums(lambda lane: tree.pack(fn(lane)))
-            return tree.unpack(_divided(sums, count), like)
+            parts, count = self._sums(lambda lane: tree.pack(fn(lane)))
+            return tree.unpack(_fenced(lambda: _divided(_added(parts), count)), like)
 
         def weighted(lane: Any) -> tuple[Tree, Any]:
-            share, values = jax.lax.optimization_barrier((jnp.asarray(weight(lane), jnp.float64), tree.pack(fn(lane))))
-            return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), values), share
+            share = jnp.asarray(weight(lane), jnp.float64)
+            return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), tree.pack(fn(lane))), share
 
-        (sums, total), _ = self._sums(weighted)
-        return tree.unpack(_divided(sums, total), like)
+        parts, _ = self._sums(weighted)
+        return tree.unpack(_fenced(lambda: _divided(*_added(parts))), like)
 
     def _sums(self, fn: Callable[[Any], Any]) -> tuple[Tree, int]:
-        """Over all lanes of the experiment, and how many they are.
+        """What is still to be added up over all lanes of the experiment, and how many lanes they are.
 
         Where a block is a whole subtree of the addition, only its sum travels.
         """
         mine = self.map(fn)._mine()
         subtree = self._count & (self._count - 1) == 0
         if subtree:
-            mine = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: tree.pairwise_sum(leaf)[None], mine))
-        parts = jax.lax.optimization_barrier(self._exchange(mine))
+            mine = jax.tree.map(lambda leaf: leaf[None], _added(mine))
+        parts = self._exchange(mine)
         width = jax.tree.leaves(parts)[0].shape[0]
-        return jax.tree.map(tree.pairwise_sum, parts), self._count * width if subtree else width
+        return parts, self._count * width if subtree else width
 
     def all(self) -> Tree:
-        return jax.lax.optimization_barrier(self._exchange(self._mine()))
+        return _fenced(lambda: self._exchange(self._mine()))
 
     def _mine(self) -> Tree:
-        return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf[: self._count], self._padded))
+        return jax.tree.map(lambda leaf: leaf[: self._count], self._padded)
 
     def _pick(self, i: Any) -> Tree:
         return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, 0, False), self._padded)
@@ -112,8 +112,23 @@ class LaneBlock:
         return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), trips, body, out)
 
 
+def _added(parts: Tree) -> Tree:
+    return jax.tree.map(tree.pairwise_sum, parts)
+
+
 def _divided(sums: Tree, by: Any) -> Tree:
-    return jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf / jnp.asarray(by, leaf.dtype), sums))
+    return jax.tree.map(lambda leaf: leaf / jnp.asarray(by, leaf.dtype), sums)
+
+
+def _fenced(values: Callable[[], Tree]) -> Tree:
+    """`values()`, computed in a loop of one turn.
+
+    The compiler drops `optimization_barrier` before it fuses: a sum would become part of whatever follows it, and its
+    rounding that of a program that differs between layouts. Nothing is fused across a loop.
+    """
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values))
+    once = jax.lax.optimization_barrier(jnp.asarray(1, jnp.int32))
+    return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), once, lambda _, __: values(), nothing)
 
 
 def _at_least_two(leaf: Any) -> Any:
