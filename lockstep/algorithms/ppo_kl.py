@@ -302,7 +302,7 @@ def _fit(
         return part, state, total / minibatches.astype(jnp.float32)
 
     first = (params["value"], state.value, jnp.zeros((), jnp.float32))
-    part, fitted, last = ac.repeat(config.value_epochs, epoch, first)
+    part, fitted, last = jax.lax.fori_loop(0, config.value_epochs, epoch, first)
     state = state._replace(value=fitted, replay=now.all()[1] if config.value_replay else ())
     return part, state, last
 
