@@ -124,12 +124,13 @@ def _resume(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from lockstep.runtime import start_jax
 
+    speak(options.verbose_ranks)
     start_jax()
     from lockstep.experiment import Layout
     from lockstep.run.verify import Slice, evidence, verify
 
     nprocs = join().size if is_launched() else options.nprocs or 1
-    layout, wanted = Layout(nprocs, options.mode or "gather"), Slice(*options.updates)
+    layout, wanted = Layout(nprocs, options.mode or "gather", options.workers or 0), Slice(*options.updates)
     if nprocs > 1 and not is_launched():
         evidence(options.run, layout, wanted)  # what is wrong with it is told before ranks are started
         return launch(nprocs, options.arguments)
@@ -221,13 +222,16 @@ def _bench(options: argparse.Namespace) -> int:
     from lockstep.run.plot import check_picture
 
     settings = _settings(options)
-    if chosen := [name for name in settings if name.split(".")[0] in ("layout", "watch")]:
-        raise UsageError(f"--set {chosen[0]}: bench chooses layouts with --nprocs and --mode, and watches nothing.")
+    if refused := [name for name in settings if name.split(".")[0] in ("layout", "watch")]:
+        raise UsageError(
+            f"--set {refused[0]}: bench chooses layouts with --nprocs, --mode and --workers, and watches nothing."
+        )
     if is_launched():
         raise UsageError("bench starts its processes itself: run it without MPI's launcher.")
     check_picture(options.out)
     config = bench.budgeted(resolve(options.name_or_env, options.algo, settings), options.steps)
-    result = bench.bench(config, bench.layouts(options.nprocs, options.mode), options.repeats, options.trace)
+    chosen = bench.layouts(options.nprocs, options.mode, options.workers)
+    result = bench.bench(config, chosen, options.repeats, options.trace)
     print(json.dumps(bench.as_dict(result)) if options.json else bench.table(result))
     bench.draw(result, options.out)
     if result.difference:
@@ -325,6 +329,10 @@ def _natural(text: str) -> int:
     return int(text)
 
 
+def _naturals(text: str) -> list[int]:
+    return [_natural(part) for part in text.split(",")]
+
+
 def _slice(text: str) -> tuple[int | None, int | None]:
     """A:B, where either may be left out."""
     first, colon, last = text.partition(":")
@@ -384,6 +392,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name_or_env", nargs="?", default="halfcheetah", metavar="PRESET|ENV", help="as for train")
     bench.add_argument("--nprocs", type=_counts, default="1,2", help="numbers of processes; default: 1,2")
     bench.add_argument("--mode", type=_modes, default="gather,average", help="default: gather,average")
+    bench.add_argument("--workers", type=_naturals, default="0", help="numbers of workers of each rank; default: 0")
     bench.add_argument("--repeats", type=_count, default=1, help="turns that the layouts take; the best one counts")
     bench.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     bench.add_argument("--out", type=Path, default=Path("bench.png"), help="PNG or SVG; default: bench.png")

@@ -30,6 +30,14 @@ for host in a b; do
     ip -n "$mark$host" link set lo up
     ip -n "$mark$host" link set "$mark"v"$host" up
 done
+for host in a b; do # MPI must not look for its network before the kernel calls it up
+    tries=0
+    until ip -n "$mark$host" link show dev "$mark"v"$host" | grep -q 'state UP'; do
+        tries=$((tries + 1))
+        [ $tries -lt 100 ] || break
+        sleep 0.05
+    done
+done
 
 # What ssh does between real hosts: run the rest of the line on the host that is named first.
 cat > "$folder/remote" <<EOF

@@ -86,9 +86,12 @@ class Bench(NamedTuple):
         return f"update {update} differs: {self.base.layout} has digest {expected[update - 1]}, {layout} has {digest}."
 
 
-def layouts(nprocs: Sequence[int], modes: Sequence[Mode]) -> list[Layout]:
+VARIED = ("nprocs", "mode", "workers")  # what of a layout is compared
+
+
+def layouts(nprocs: Sequence[int], modes: Sequence[Mode], workers: Sequence[int] = (0,)) -> list[Layout]:
     """All combinations; one process alone has nothing to send, so no mode."""
-    found = [Layout(n, mode) if n > 1 else Layout() for n in nprocs for mode in modes]
+    found = [Layout(n, mode if n > 1 else "gather", k) for n in nprocs for mode in modes for k in workers]
     return list(dict.fromkeys(found))
 
 
@@ -156,7 +159,8 @@ def timing(rows: list[dict[str, str]]) -> Timing:
 
 
 def trace_name(layout: Layout) -> str:
-    return "-".join(str(value) for value in dataclasses.astuple(layout)) + ".json"
+    workers = [f"{layout.workers}-workers"] if layout.workers else []
+    return "-".join([str(layout.nprocs), layout.mode, *workers]) + ".json"
 
 
 def _keep(file: Path, place: Path) -> None:
@@ -171,7 +175,7 @@ def as_dict(result: Bench) -> dict[str, Any]:
     experiment = result.config.experiment
     entries = [
         {
-            **dataclasses.asdict(entry.layout),
+            **{name: getattr(entry.layout, name) for name in VARIED},
             "steps_per_second": entry.best.steps_per_second,
             "runs": [run.steps_per_second for run in entry.runs],
             "speed_up": result.speed_up(entry),
@@ -197,13 +201,12 @@ def as_dict(result: Bench) -> dict[str, Any]:
 def table(result: Bench) -> str:
     """For the screen; `as_dict` has the same numbers."""
     told = as_dict(result)
-    names = [field.name for field in dataclasses.fields(Layout)]
-    head = [*names, "steps/s", "speed-up", "efficiency", *SHARES, "digest"]
+    head = [*VARIED, "steps/s", "speed-up", "efficiency", *SHARES, "digest"]
     lines = [head]
     for entry in told["layouts"]:
         numbers = [f"{entry['steps_per_second']:,.0f}", f"{entry['speed_up']:.2f}", f"{entry['efficiency']:.0%}"]
         shares = [f"{entry[share]:.0%}" for share in SHARES]
-        lines.append([*(str(entry[name]) for name in names), *numbers, *shares, entry["digest"][:12]])
+        lines.append([*(str(entry[name]) for name in VARIED), *numbers, *shares, entry["digest"][:12]])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     body = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
     turns = len(result.base.runs)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -179,8 +180,13 @@ def _envs(config: Config, comm: Comm) -> Envs:
     numbers = range(lanes.start * each, lanes.stop * each)
     if layout.workers == 0:
         return LocalEnvs(experiment.env, experiment.seed, numbers)
-    timeout_s = layout.worker_timeout_s
-    return WorkerEnvs(experiment.env, experiment.seed, numbers, layout.workers, timeout_s, warn=Reporter.warn)
+
+    def warn(message: str) -> None:
+        """Every rank is heard here, also those that are otherwise silent."""
+        who = f"rank {comm.rank}: " if comm.size > 1 else ""
+        print(f"lockstep: {who}{message}", file=sys.__stderr__, flush=True)
+
+    return WorkerEnvs(experiment.env, experiment.seed, numbers, layout.workers, layout.worker_timeout_s, warn=warn)
 
 
 def _reporter(comm: Comm) -> Observe:

@@ -1,4 +1,4 @@
-"""Trains the whole table on the ranks it is started on: `python -m tests.laws.job LOGDIR KEY=VALUE...`"""
+"""Trains a whole table on the ranks it is started on: `python -m tests.laws.job LOGDIR TABLE KEY=VALUE...`"""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 import lockstep
-from tests.laws.table import EXPERIMENTS, settings
+from tests.laws.table import EVERYTHING, SOME, settings
 
 UPDATES = 4
+TABLES = {"some": SOME, "everything": EVERYTHING}
 WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
 
 
@@ -16,9 +17,9 @@ def name_of(env: str, algo: str) -> str:
     return f"{env}-{algo}"
 
 
-def train_all(logdir: str, layout: dict[str, Any]) -> None:
+def train_all(logdir: str, table: str, layout: dict[str, Any]) -> None:
     """One run per experiment, named by `name_of`."""
-    for env, algo in EXPERIMENTS:
+    for env, algo in TABLES[table]:
         chosen = {**settings(UPDATES, algo, **WATCHED), **layout}
         lockstep.train(env, algo, logdir, name_of(env, algo), chosen)
 
@@ -26,4 +27,4 @@ def train_all(logdir: str, layout: dict[str, Any]) -> None:
 if __name__ == "__main__":
     from lockstep.config import parse
 
-    train_all(sys.argv[1], dict(parse(setting) for setting in sys.argv[2:]))
+    train_all(sys.argv[1], sys.argv[2], dict(parse(setting) for setting in sys.argv[3:]))

@@ -33,11 +33,11 @@ def run(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Com
     return subprocess.run(command(*arguments), capture_output=True, text=True, env=whole, timeout=300)
 
 
-def on_ranks(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def on_ranks(count: int, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
     """Python with these arguments on so many ranks, started by MPI's own launcher."""
     launcher = str(Path(sys.executable).parent / "mpiexec")
     whole = [launcher, "-n", str(count), sys.executable, *arguments]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=300)
+    return subprocess.run(whole, capture_output=True, text=True, timeout=seconds)
 
 
 def digest_in(output: str) -> str:

@@ -14,9 +14,9 @@ import pytest
 import lockstep
 from lockstep.errors import UsageError
 from lockstep.run.checkpoint import newest
-from tests.laws.job import name_of, train_all
+from tests.laws.job import TABLES, name_of, train_all
 from tests.laws.process import digest_in, family, on_ranks, options, rows, run, start_and_wait, wait_until_gone
-from tests.laws.table import EXPERIMENTS, settings
+from tests.laws.table import settings
 
 LAYOUTS = [
     (2, "gather", 0),
@@ -33,25 +33,28 @@ def ranks(nprocs: int, mode: str, workers: int = 0) -> list[str]:
     return ["--nprocs", str(nprocs), "--mode", mode, "--workers", str(workers)]
 
 
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole table in this process."""
+@pytest.fixture(
+    scope="module", params=["some", pytest.param("everything", marks=pytest.mark.slow)], ids=["some", "everything"]
+)
+def one_process(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A table, and its runs in this process."""
     logdir = tmp_path_factory.mktemp("one")
-    train_all(str(logdir), {})
-    return logdir
+    train_all(str(logdir), request.param, {})
+    return request.param, logdir
 
 
 @pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
 def test_every_layout_has_the_bits_of_one_process(
-    tmp_path: Path, one_process: Path, nprocs: int, mode: str, workers: int
+    tmp_path: Path, one_process: tuple[str, Path], nprocs: int, mode: str, workers: int
 ) -> None:
     """Every experiment of the table, in one job."""
+    table, expected = one_process
     layout = [f'layout.mode="{mode}"', f"layout.workers={workers}"]
-    done = on_ranks(nprocs, "-m", "tests.laws.job", str(tmp_path), *layout)
+    done = on_ranks(nprocs, "-m", "tests.laws.job", str(tmp_path), table, *layout, seconds=1200)
     assert done.returncode == 0, done.stderr
-    for env, algo in EXPERIMENTS:
+    for env, algo in TABLES[table]:
         name = name_of(env, algo)
-        assert timeless(tmp_path / name) == timeless(one_process / name), name
+        assert timeless(tmp_path / name) == timeless(expected / name), name
 
 
 def timeless(path: Path) -> list[list[str]]:

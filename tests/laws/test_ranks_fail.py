@@ -125,7 +125,7 @@ def test_ranks_with_other_versions_are_refused(tmp_path: Path) -> None:
     failed = script(
         tmp_path, "true = machine.versions\nif rank == 1: machine.versions = lambda: true() | {'jax': '0.1'}"
     )
-    assert failed.returncode == 1, failed.stderr
+    assert failed.returncode == 2, failed.stderr
     assert re.search(r"UsageError: rank 1 has other versions than rank 0: jax .* -> 0\.1\. Install", failed.stderr)
     assert not (tmp_path / "run").exists()
 

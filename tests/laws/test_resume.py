@@ -15,12 +15,12 @@ from lockstep.cli import main
 from lockstep.run.checkpoint import listed, newest
 from lockstep.run.train import resume
 from tests.laws.process import digest_in, options, rows, run, start_and_wait
-from tests.laws.table import BATCH, every_experiment, settings
+from tests.laws.table import BATCH, every_algorithm, settings
 
 UPDATES = 60
 
 
-@every_experiment
+@every_algorithm
 def test_two_halves_equal_the_whole(tmp_path: Path, env: str, algo: str) -> None:
     """Also the rows of metrics.csv, but for the time they took."""
     constant = {"algo.schedule": "constant"}

@@ -20,6 +20,7 @@ from tests.unit.test_timeline import nested
 def test_layouts_are_all_combinations_and_one_process_has_no_mode() -> None:
     assert layouts([1, 2], ["gather", "average"]) == [Layout(), Layout(2, "gather"), Layout(2, "average")]
     assert layouts([4, 1, 4], ["average"]) == [Layout(4, "average"), Layout()]
+    assert layouts([1], ["gather", "average"], [0, 2]) == [Layout(), Layout(workers=2)]
 
 
 def test_the_budget_leaves_something_to_measure() -> None:
@@ -60,9 +61,9 @@ def test_the_table_and_the_picture_have_a_line_for_each_layout(tmp_path: Path) -
     result = Bench(Config(), [entry(Layout(), 1000.0), entry(Layout(2, "average"), 1500.0)])
     title, _, head, first, second = (" ".join(line.split()) for line in bench.table(result).splitlines())
     assert "2 updates after 3 of warm-up" in title
-    assert head == "nprocs mode steps/s speed-up efficiency collect communicate update other digest"
-    assert first == "1 gather 1,000 1.00 100% 50% 25% 12% 12% e"
-    assert second == "2 average 1,500 1.50 75% 50% 25% 12% 12% e"
+    assert head == "nprocs mode workers steps/s speed-up efficiency collect communicate update other digest"
+    assert first == "1 gather 0 1,000 1.00 100% 50% 25% 12% 12% e"
+    assert second == "2 average 0 1,500 1.50 75% 50% 25% 12% 12% e"
     for name in ("bench.png", "below/bench.svg"):
         bench.draw(result, tmp_path / name)
         assert (tmp_path / name).stat().st_size > 5000

@@ -73,7 +73,7 @@ def test_an_exception_on_one_rank_ends_all_with_its_traceback(tmp_path: Path) ->
     failed = python(str(file))
     assert time.monotonic() - began < 60
     assert failed.returncode == 1
-    assert failed.stderr.count("lockstep: rank 0 failed, and ends all 3:\nTraceback") == 1
+    assert failed.stderr.count("lockstep: rank 0 of 3: failed:\nTraceback") == 1
     assert "IndexError: index 10 is out of bounds" in failed.stderr
     assert "before" in failed.stdout
     wait_until_gone()
@@ -107,7 +107,7 @@ def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=30)
     assert process.returncode == 130, told
-    assert "lockstep: stopped by Ctrl-C." in told
+    assert "lockstep: rank 0 of 2: stopped by Ctrl-C." in told
     assert "Traceback" not in told
     wait_until_gone()
 
