@@ -68,7 +68,7 @@ REFUSED = {
     ),
     "a layout in words": (["bench", "--nprocs", "1,two"], "--nprocs: must be a whole number above 0, not two"),
     "an unknown mode": (["bench", "--mode", "gather,sum"], "--mode: must be gather, average or both, not sum"),
-    "a layout for bench": (["bench", "--set", "layout.nprocs=2"], "bench chooses layouts with --nprocs and --mode"),
+    "a layout for bench": (["bench", "--set", "layout.nprocs=2"], "bench chooses layouts with --nprocs, --mode"),
     "too little to measure": (["bench", "pendulum", "--steps", "6144"], "updates of 2,048 steps are not measured"),
     "a bench of another kind": (["bench", "--out", "bench.pdf"], "a picture is .png or .svg"),
     "updates the wrong way round": (["verify", "nowhere", "--updates", "9:2"], "must be A:B with A not above B"),

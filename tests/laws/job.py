@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 import lockstep
-from tests.laws.table import EVERYTHING, SOME, settings
+from tests.laws.table import EVERYTHING, FEW, SOME, settings
 
 UPDATES = 4
-TABLES = {"some": SOME, "everything": EVERYTHING}
+TABLES = {"few": FEW, "some": SOME, "everything": EVERYTHING}
 WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
 
 

@@ -44,6 +44,8 @@ SOME = [
     if algo == "ppo" or i % len(ENVIRONMENTS) == j
 ]
 
+FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where every rank compiles for itself, and there are more than cores
+
 every_algorithm = pytest.mark.parametrize(("env", "algo"), SOME, ids=lambda value: str(value))
 
 

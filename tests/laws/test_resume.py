@@ -17,7 +17,7 @@ from lockstep.run.train import resume
 from tests.laws.process import digest_in, options, rows, run, start_and_wait
 from tests.laws.table import BATCH, every_algorithm, settings
 
-UPDATES = 60
+UPDATES = 40
 
 
 @every_algorithm
