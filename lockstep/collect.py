@@ -31,7 +31,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         return (
             LaneBlock(lanes)
             .map(lambda lane: distribution.noise(jax.random.fold_in(key, lane), (steps, envs_per_lane)))
-            .all()
+            .held()
         )
 
     def act(params: Tree, moments: Tree, observation: Array, noise: Array, t: Array) -> Array:
@@ -40,7 +40,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             parameters, _ = policy.act(params, see(normalize, moments, observation), ())
             return distribution.sample(parameters, jax.lax.dynamic_index_in_dim(noise, t, 0, False))
 
-        return LaneBlock((observation, noise)).map(lane_action).all()
+        return LaneBlock((observation, noise)).map(lane_action).held()
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])

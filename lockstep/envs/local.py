@@ -31,7 +31,7 @@ class LocalEnvs:
         self.strangers: list[int] = []
         self._fit = commands(self.spec.action, env.action)
         self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
-        self.resting = np.zeros(len(self._envs), bool)
+        self._everyone, self.resting = range(len(self._envs)), np.zeros(len(self._envs), bool)
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -49,13 +49,15 @@ class LocalEnvs:
     def step(self, actions: np.ndarray, rollout: Rollout, t: int) -> None:
         out, taken = rollout.step(t), self._taken(actions)
         shape, rows, real = self.spec.observation.shape, out.observation, self.spec.observation.dtype == "float32"
-        for i in np.flatnonzero(self.resting).tolist():
-            rows[i], out.reward[i] = rollout.observation[t, i], 0.0
+        active: Sequence[int] = self._everyone
+        if self.resting.any():
+            active = np.flatnonzero(~self.resting).tolist()
+            rows[self.resting], out.reward[self.resting] = rollout.observation[t, self.resting], 0.0
         out.terminated[:], out.truncated[:] = False, False
         ended = []
         i = 0
         try:
-            for i in np.flatnonzero(~self.resting).tolist():
+            for i in active:
                 self._episodes.actions[i].append(actions[i])
                 observation, reward, terminated, truncated, _ = self._envs[i].step(taken[i])
                 if (

@@ -82,7 +82,7 @@ class LaneBlock:
 
         Where a block is a whole subtree of the addition, only its sum travels.
         """
-        mine = self.map(fn)._mine()
+        mine = self.map(fn).held()
         subtree = self._count & (self._count - 1) == 0
         if subtree:
             mine = jax.tree.map(lambda leaf: leaf[None], _added(mine))
@@ -91,9 +91,10 @@ class LaneBlock:
         return parts, self._count * width if subtree else width
 
     def all(self) -> Tree:
-        return _fenced(lambda: self._exchange(self._mine()))
+        return _fenced(lambda: self._exchange(self.held()))
 
-    def _mine(self) -> Tree:
+    def held(self) -> Tree:
+        """The data of the lanes that this process holds, stacked. For the end of a program: nothing fences it."""
         return jax.tree.map(lambda leaf: leaf[: self._count], self._padded)
 
     def _pick(self, i: Any) -> Tree:
