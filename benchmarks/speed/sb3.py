@@ -4,29 +4,14 @@ With their best settings: DummyVecEnv, one thread. TRPO has its own defaults: 1 
 """
 
 import sys
-import time
 
 import torch
+from clock import Clock
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 UPDATES = 6
-
-
-class Clock(BaseCallback):
-    """Notes when each rollout starts: the time between the second and the last is whole updates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-
-    def _on_rollout_start(self) -> None:
-        self.times.append(time.perf_counter())
-
-    def _on_step(self) -> bool:
-        return True
 
 
 torch.set_num_threads(1)
@@ -41,4 +26,4 @@ else:
     model = PPO("MlpPolicy", envs, n_steps=256, batch_size=64, n_epochs=10, policy_kwargs=network, device="cpu")
 clock = Clock()
 model.learn(2048 * UPDATES, callback=clock)
-print(2048 * (len(clock.times) - 2) / (clock.times[-1] - clock.times[1]))
+print(clock.steps_per_second(2048, warm_up=1))

@@ -240,6 +240,11 @@ def flat_rows(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
 
 
+def row(tree: Tree, number: Array) -> Tree:
+    """One row of every leaf, by a number that only the compiled program knows."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, False), tree)
+
+
 class Step(NamedTuple):
     """One step of an optimizer."""
 
@@ -273,16 +278,16 @@ def chunk_mean(fn: Callable[[Any, Array], Any], rows: Tree, count: Array) -> Any
     total = jax.tree.leaves(rows)[0].shape[0]
     chunk = min(CHUNK, total)
 
-    def at(number: Array) -> tuple[Any, Array]:
+    def at(number: Array) -> Any:
         places = number * chunk + jnp.arange(chunk)
         part = jax.tree.map(lambda leaf: leaf[jnp.minimum(places, total - 1)], rows)
         real = places < count
-        return jax.tree.map(lambda leaf: leaf * real.sum().astype(leaf.dtype), fn(part, real)), real
+        return jax.tree.map(lambda leaf: leaf * real.sum().astype(leaf.dtype), fn(part, real))
 
     def add(number: Array, sums: Any) -> Any:
-        return jax.tree.map(jnp.add, sums, at(number)[0])
+        return jax.tree.map(jnp.add, sums, at(number))
 
-    shapes = jax.eval_shape(at, jnp.zeros((), jnp.int32))[0]
+    shapes = jax.eval_shape(at, jnp.zeros((), jnp.int32))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     chunks = (-(-count // chunk)).astype(jnp.int32)
     sums = jax.lax.fori_loop(jnp.zeros((), jnp.int32), chunks, add, zeros)
@@ -315,14 +320,12 @@ def descend(descent: Descent, drawn: Lanes, carry: tuple[Tree, Tree], count: int
         params, state = carry
 
         def lane_gradient(mine: Any) -> tuple[Tree, Metrics]:
-            part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, False), mine)
-            return jax.grad(descent.loss, has_aux=True)(params, part)
+            return jax.grad(descent.loss, has_aux=True)(params, row(mine, number))
 
         gradient, metrics = drawn.mean(lane_gradient)
         metrics["gradient_norm"] = optax.tree.norm(gradient)
-        direction, state = descent.optimizer.update(gradient, state)
-        params = jax.tree.map(lambda p, d: p - descent.learning_rate * d, params, direction)
-        return (params, state), metrics
+        after = take_step(descent.optimizer, descent.learning_rate, gradient, params, state)
+        return (after.params, after.state), metrics
 
     return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
 

@@ -156,7 +156,7 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
 
         def step(carry: Carry, number: Array) -> tuple[Carry, Metrics]:
             params, state = carry
-            means = drawn.mean(lambda mine: lane_gradients(params, _at(mine, number)), weight)
+            means = drawn.mean(lambda mine: lane_gradients(params, ac.row(mine, number)), weight)
             of_rest, of_kl, kl, metrics = means
             steepness = slope(config, penalty, kl)
             gradient = jax.tree.map(lambda a, b: a + steepness * b, of_rest, of_kl)
@@ -227,10 +227,6 @@ def _stepped(step: Callable[[Carry, Array], tuple[Carry, Metrics]], carry: Carry
     return carry, jax.tree.map(lambda leaf: leaf[None], metrics)
 
 
-def _at(tree: Tree, number: Array) -> Tree:
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, 0, False), tree)
-
-
 def _middle_width(params: Tree) -> float:
     """The root of the width of the policy's second layer."""
     return math.sqrt(params["policy"]["layer1"]["bias"].shape[0])
@@ -269,7 +265,7 @@ def _fit(
         data = now.map(
             lambda mine: (
                 mine[0],
-                jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mine[1], _at(state.replay, mine[0])),
+                jax.tree.map(lambda a, b: jnp.concatenate([a, b]), mine[1], ac.row(state.replay, mine[0])),
             )
         )
     counts = data.map(lambda mine: mine[1].real.sum()).all()

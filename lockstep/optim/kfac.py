@@ -145,7 +145,7 @@ def _eigen(factor: Array) -> tuple[Array, Array]:
 def refresh(state: State, due: Array) -> State:
     """The state with the decomposition of its factors, where that is due."""
     basis = jax.lax.cond(due, decompose, lambda factors: state.basis, state.factors)
-    return state._replace(basis=jax.lax.optimization_barrier(basis))
+    return state._replace(basis=basis)
 
 
 def damped(basis: Basis, damping: float, form: Literal["added", "factored"]) -> Array:

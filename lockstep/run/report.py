@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 from tensorboardX import summary
@@ -170,21 +170,29 @@ class Screen:
             self._out.flush()
 
 
+class Update(NamedTuple):
+    """What there is to tell of an update."""
+
+    progress: Progress  # after it
+    steps: int  # that were made for it
+    metrics: dict[str, float]  # the algorithm's, and the times
+    digest: str
+    score: float | None  # of the evaluation, where one was due
+    learner: Learner
+    trajectory: Trajectory  # of this rank's lanes
+
+    @property
+    def steps_per_second(self) -> float:
+        return self.steps / (self.metrics["time_collect"] + self.metrics["time_update"])
+
+
 class Observer(Protocol):
     """What the loop tells of a run, once per update on every rank."""
 
     def say(self, message: str) -> None:
         """A message to the user."""
 
-    def report(
-        self,
-        progress: Progress,
-        metrics: dict[str, float],
-        digest: str,
-        score: float | None,
-        learner: Learner,
-        trajectory: Trajectory,
-    ) -> None:
+    def report(self, update: Update) -> None:
         """An update was made."""
 
     def __enter__(self) -> Observer: ...
@@ -196,7 +204,7 @@ class Reporter:
     """All of a run's observers, told once per update."""
 
     def __init__(self, path: Path, experiment: Experiment, start: Progress, resumed: bool) -> None:
-        self._path, self._steps = path, start.steps
+        self._path = path
         self._screen = Screen(experiment.steps)
         self._file = MetricsFile(path, start.updates)
         self._events = Events(path, start.steps if resumed else None)
@@ -211,36 +219,27 @@ class Reporter:
     def say(self, message: str) -> None:
         self._screen.say(message)
 
-    def report(
-        self,
-        progress: Progress,
-        metrics: dict[str, float],
-        digest: str,
-        score: float | None,
-        learner: Learner,
-        trajectory: Trajectory,
-    ) -> None:
+    def report(self, update: Update) -> None:
+        progress, score = update.progress, update.score
         mean, std, length = progress.returns
-        rate = (progress.steps - self._steps) / (metrics["time_collect"] + metrics["time_update"])
-        self._steps = progress.steps
         row: Row = {
             "update": progress.updates,
             "steps": progress.steps,
             "seconds": progress.seconds,
-            "steps_per_second": rate,
+            "steps_per_second": update.steps_per_second,
             "episodes": progress.episodes,
             "return_mean": mean,
             "return_std": std,
             "length_mean": length,
             "eval_return": math.nan if score is None else score,
-            "digest": digest,
-            **metrics,
+            "digest": update.digest,
+            **update.metrics,
         }
         try:
             self._file.write(row)
             self._events.scalars(row)
             if score is not None:
-                self._events.histograms(progress.steps, learner, trajectory, progress)
+                self._events.histograms(progress.steps, update.learner, update.trajectory, progress)
         except OSError as error:
             raise FileFault(
                 f"update {progress.updates} could not be reported in '{self._path}': {error.strerror or error}."
@@ -248,7 +247,7 @@ class Reporter:
             ) from error
         if score is not None:
             self.say(f"{progress.steps:>10,} steps  evaluation {score:.2f}")
-        self._screen.show(progress, rate)
+        self._screen.show(progress, update.steps_per_second)
 
     def __enter__(self) -> Reporter:
         return self
@@ -268,7 +267,7 @@ class Silent:
     def say(self, message: str) -> None:
         pass
 
-    def report(self, *_: object) -> None:
+    def report(self, update: Update) -> None:
         pass
 
     def __enter__(self) -> Silent:

@@ -36,7 +36,7 @@ from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
 from lockstep.run.policy import TrainedPolicy, assemble, first_learner, learner_from
 from lockstep.run.progress import Progress
-from lockstep.run.report import Observer, Reporter, Silent
+from lockstep.run.report import Observer, Reporter, Silent, Update
 from lockstep.run.saver import Saver
 from lockstep.run.timeline import Timeline, Untimed
 
@@ -249,7 +249,7 @@ def _run(
                 "time_evaluate": time.perf_counter() - updated,
             }
             progress, is_best = progress.scored(score)
-            report(progress, metrics | times, digest, score, learner, trajectory)
+            report(Update(progress, made, metrics | times, digest, score, learner, trajectory))
             save(progress, learner, collector, made, is_best)
         saver.save(progress, learner, collector, last=True)
         timeline.write(path, comm)

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lockstep import tree
-from lockstep.core import Learner, Trajectory
 from lockstep.errors import Differs, FileFault, UsageError
 from lockstep.experiment import Config, Layout, Watch, checked
 from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint, Damaged
-from lockstep.run.progress import Progress
-from lockstep.run.report import Screen, read_metrics
+from lockstep.run.report import Screen, Update, read_metrics
 from lockstep.run.train import Start, refuse_another_experiment, rerun
 
 UNWATCHED = Watch(eval_every=0, checkpoint_every=10**15)
@@ -174,7 +172,7 @@ class Comparison:
     """The observer that holds every digest against those of the run. All ranks have the same, and stop together."""
 
     def __init__(self, work: Work, is_root: bool) -> None:
-        self._work, self._batch = work, work.config.experiment.batch
+        self._work = work
         self._screen = Screen(work.start.end or 0, None if is_root else io.StringIO())
 
     def begin(self) -> None:
@@ -190,17 +188,9 @@ class Comparison:
     def say(self, message: str) -> None:
         self._screen.say(message)
 
-    def report(
-        self,
-        progress: Progress,
-        metrics: dict[str, float],
-        digest: str,
-        score: float | None,
-        learner: Learner,
-        trajectory: Trajectory,
-    ) -> None:
-        self._compare(progress.updates, "computed was", digest)
-        self._screen.show(progress, self._batch / (metrics["time_collect"] + metrics["time_update"]))
+    def report(self, update: Update) -> None:
+        self._compare(update.progress.updates, "computed was", update.digest)
+        self._screen.show(update.progress, update.steps_per_second)
 
     def _compare(self, update: int, how: str, digest: str) -> None:
         for noted in self._work.noted.get(update, []):
