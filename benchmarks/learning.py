@@ -1,12 +1,14 @@
-"""How well the presets learn: `python -m benchmarks.learning [PRESET ...] --seeds 0,1,2 --write`.
+"""How well the presets learn: `python -m benchmarks.learning [PRESET ...] --algo ppo,trpo --seeds 0,1,2 --write`.
 
-Trains every preset with every seed through the command line, evaluates the final policy without noise on 100
-episodes, and makes the table of benchmarks/learning.md. Runs that are there already are not made again.
+Trains every preset with every algorithm and seed through the command line and evaluates the final policy without noise.
+With --write, benchmarks/learning.json keeps what was found and the tables of benchmarks/learning.md are made from it;
+what stands there under "What was tried" is written by hand. Runs that are there already are not made again.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -14,22 +16,39 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
-from lockstep.experiment import resolve
+from lockstep.experiment import Experiment, resolve
 
-BARS = {
-    "cartpole": 500,
-    "pendulum": -180,
-    "acrobot": -85,
-    "lunarlander": 220,
-    "inverted-pendulum": 1000,
-    "inverted-double-pendulum": 9000,
-    "reacher": -5,
-    "hopper": 2600,
-    "walker": 3500,
-    "halfcheetah": 4500,
-}
+HERE = Path(__file__).parent
+RESULTS, TABLES = HERE / "learning.json", HERE / "learning.md"
+TRIED = "## What was tried"
 EPISODES = 100
+BARS: dict[str, dict[str, float]] = {  # algorithm -> preset -> the return to reach
+    "ppo": {
+        "cartpole": 500,
+        "pendulum": -180,
+        "acrobot": -85,
+        "lunarlander": 220,
+        "inverted-pendulum": 1000,
+        "inverted-double-pendulum": 9000,
+        "reacher": -5,
+        "hopper": 2600,
+        "walker": 3500,
+        "halfcheetah": 4500,
+    },
+    "trpo": {"halfcheetah": 4400, "hopper": 3300, "walker": 4000, "inverted-double-pendulum": 8500, "reacher": -4.8},
+    "acktr": {"halfcheetah": 3900, "hopper": 2550, "walker": 2300, "inverted-double-pendulum": 9000, "reacher": -4.5},
+    "ppo-kl": {"halfcheetah": 2200, "hopper": 2300, "walker": 2500, "inverted-double-pendulum": 7500, "reacher": -6},
+    "a2c": {"halfcheetah": 1800, "hopper": 1250, "walker": 1100, "inverted-double-pendulum": 9200, "reacher": -6.5},
+    "reinforce": {"halfcheetah": 880, "hopper": 400, "walker": 410, "inverted-double-pendulum": 1060, "reacher": -10},
+    "npg": {},
+}
+for algo, bars in BARS.items():
+    if algo != "ppo":
+        bars |= {"cartpole": 490, "pendulum": -250}
+
+Found = dict[str, dict[str, dict[str, dict[str, Any]]]]  # algorithm -> preset -> seed -> what was found
 
 
 def lockstep(*arguments: str) -> str:
@@ -39,75 +58,110 @@ def lockstep(*arguments: str) -> str:
     return done.stdout
 
 
-def result(preset: str, seed: int, logdir: Path, sets: list[str]) -> dict[str, object]:
-    """One run's evaluation and digest, trained first where need be."""
-    run = logdir / f"{preset}-s{seed}"
+def measured(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> dict[str, Any]:
+    """The evaluation and digest of the run of a preset, algorithm and seed, trained first where need be."""
+    preset, algo, seed = job
+    run = logdir / f"{preset}-{algo}-s{seed}"
     options = [option for setting in sets for option in ("--set", setting)]
     if run.exists():
         lockstep("resume", str(run))
     else:
-        lockstep("train", preset, "--seed", str(seed), "--logdir", str(logdir), "--name", run.name, *options)
-    found = json.loads(lockstep("evaluate", str(run), "--episodes", str(EPISODES), "--json"))
-    *_, found["digest"] = lockstep("digest", str(run)).split()
-    print(f"{preset} seed {seed}: {found['return_mean']:.1f} {found['digest'][:12]}", file=sys.stderr, flush=True)
-    return found
+        chosen = ["--algo", algo, "--seed", str(seed), "--logdir", str(logdir), "--name", run.name]
+        lockstep("train", preset, *chosen, *options)
+    evaluation = json.loads(lockstep("evaluate", str(run), "--episodes", str(EPISODES), "--json"))
+    *_, digest = lockstep("digest", str(run)).split()
+    *_, last = csv.DictReader((run / "metrics.csv").open())
+    print(f"{run.name}: {evaluation['return_mean']:.1f} {digest[:12]}", file=sys.stderr, flush=True)
+    trained = resolve(str(run / "config.toml")).experiment
+    return {
+        "return": round(evaluation["return_mean"], 2),
+        "steps": int(last["steps"]),
+        "digest": digest[:12],
+        "experiment": trained.digest[:12],
+        "budget": trained.steps,
+    }
 
 
-def row(preset: str, results: list[dict[str, object]]) -> str:
-    returns = [float(found["return_mean"]) for found in results]  # type: ignore[arg-type]
-    experiment = resolve(preset).experiment
-    bar = BARS.get(preset)
+def kept() -> Found:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def is_of(result: dict[str, Any], experiment: Experiment) -> bool:
+    """Whether a kept result is of this very experiment."""
+    return (result["experiment"], result["budget"]) == (experiment.digest[:12], experiment.steps)
+
+
+def row(algo: str, preset: str, seeds: dict[str, dict[str, Any]]) -> str:
+    results = [seeds[seed] for seed in sorted(seeds, key=int)]
+    returns = [result["return"] for result in results]
+    bar = BARS.get(algo, {}).get(preset)
     verdict = "-" if bar is None else ("met" if mean(returns) >= bar else "**missed**")
-    digests = ", ".join(f"`{str(found['digest'])[:12]}`" for found in results)
-    spread = stdev(returns) if len(returns) > 1 else 0.0
-    steps = -(-experiment.steps // experiment.batch) * experiment.batch  # whole updates
-    return (
-        f"| {preset} | {experiment.env.id} | {steps:,} | **{mean(returns):.1f} ± {spread:.1f}** |"
-        f" {'-' if bar is None else bar} | {verdict} | {', '.join(f'{value:.1f}' for value in returns)} | {digests} |"
-    )
+    spread = f"{stdev(returns):.1f}" if len(returns) > 1 else "?"
+    steps = sorted({result["steps"] for result in results})
+    cells = [
+        preset,
+        resolve(preset, algo).experiment.env.id,
+        " to ".join(f"{count:,}" for count in (steps if len(steps) == 1 else (steps[0], steps[-1]))),
+        f"**{mean(returns):.1f} ± {spread}**",
+        "-" if bar is None else f"{bar}",
+        verdict,
+        ", ".join(f"{value:.1f}" for value in returns),
+        ", ".join(f"`{result['digest']}`" for result in results),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
-def table(found: dict[tuple[str, int], dict[str, object]], presets: list[str], seeds: list[int]) -> str:
-    rows = "\n".join(row(preset, [found[preset, seed] for seed in seeds]) for preset in presets)
-    return f"""# How well the presets learn
+def tables(found: Found) -> str:
+    parts = [
+        f"""# How well the presets learn
 
-Final policies, evaluated without noise on {EPISODES} episodes with fixed seeds; mean ± standard deviation over seeds
-{", ".join(map(str, seeds))}, no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits):
-the same command gives the same digest on the same package versions and kind of CPU.
+Final policies, evaluated without noise on {EPISODES} episodes with fixed seeds; mean ± standard deviation over seeds,
+no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 digits): the same command gives the same
+digest on the same package versions and kind of CPU. One run is `lockstep train PRESET --algo ALGO --seed SEED` and then
+`lockstep evaluate RUN --episodes {EPISODES}`; `python -m benchmarks.learning --write` makes all of it, and
+`python -m benchmarks.learning PRESET --algo ALGO --write` one row. An update is whole, so a run makes up to one update
+more than its budget.
+"""
+    ]
+    for algo in BARS:
+        if presets := found.get(algo):
+            order = [*BARS[algo], *(preset for preset in presets if preset not in BARS[algo])]
+            rows = "\n".join(row(algo, preset, presets[preset]) for preset in order if preset in presets)
+            parts.append(f"""## {algo}
 
-`python -m benchmarks.learning --write` makes it; one run of it is `lockstep train PRESET --seed SEED` and then
-`lockstep evaluate RUN --episodes {EPISODES}`. An update is whole, so a run makes up to one update more than its budget.
-
-| preset | environment | steps | PPO: return | bar | | each seed | digests |
+| preset | environment | steps | return | bar | | each seed | digests |
 |---|---|---|---|---|---|---|---|
 {rows}
-
-The presets swimmer, ant and humanoid use the numbers that served the other MuJoCo tasks; they are not measured yet.
-
-InvertedDoublePendulum is the one that does not hold its bar on every seed: two of three policies balance nearly always,
-one lost it late in training. Tried on single seeds, return over 100 episodes: clip 0.2 8 449; discount 0.98 with trace
-0.9 6 873; 8 environments x 256 steps 8 710; 64 x 64 with a standard deviation of one 8 617; half the epochs with twice
-the minibatch 7 799; no advantage normalisation with clip 0.1 8 982.
-"""
+""")
+    return "\n".join(parts)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("presets", nargs="*", default=[*BARS, "mountaincar-continuous"])
+    options.add_argument("presets", nargs="*", help="those that have a bar")
+    options.add_argument("--algo", default=",".join(BARS))
     options.add_argument("--seeds", default="0,1,2")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     options.add_argument("--logdir", type=Path, default=Path("runs/learning"))
     options.add_argument("--set", action="append", default=[], help="for runs that are not there yet")
     options.add_argument("--write", action="store_true")
     given = options.parse_args()
-    seeds = [int(seed) for seed in given.seeds.split(",")]
-    work = [(preset, seed) for seed in seeds for preset in given.presets]
+    work = [
+        (preset, algo, int(seed))
+        for seed in given.seeds.split(",")
+        for algo in given.algo.split(",")
+        for preset in given.presets or BARS[algo]
+    ]
     with ThreadPoolExecutor(given.jobs) as pool:
-        found = dict(zip(work, pool.map(lambda w: result(*w, given.logdir, given.set), work), strict=True))
-    text = table(found, given.presets, seeds)
-    print(text)
+        results = list(pool.map(lambda job: measured(job, given.logdir, given.set), work))
+    found = kept() if given.write else {}
+    for (preset, algo, seed), result in zip(work, results, strict=True):
+        found.setdefault(algo, {}).setdefault(preset, {})[str(seed)] = result
+    print(tables(found))
     if given.write:
-        Path(__file__).with_suffix(".md").write_text(text)
+        RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        _, tried, by_hand = TABLES.read_text().partition(TRIED)
+        TABLES.write_text(f"{tables(found)}\n{tried}{by_hand}")
 
 
 if __name__ == "__main__":

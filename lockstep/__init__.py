@@ -13,12 +13,12 @@ from pathlib import Path
 
 if typing.TYPE_CHECKING:
     from lockstep import ranks
-    from lockstep.experiment import Config
+    from lockstep.experiment import Config, Mode
     from lockstep.run.policy import TrainedPolicy
     from lockstep.run.train import Run
 
 __version__ = "0.1.0"
-__all__ = ["load", "ranks", "train"]
+__all__ = ["load", "ranks", "resume", "train"]
 
 
 def __getattr__(name: str) -> object:
@@ -76,6 +76,25 @@ def _chosen(
             " Start the script with `mpiexec -n N`, or use `lockstep train --nprocs N`."
         )
     return label, checked(dataclasses.replace(config, layout=dataclasses.replace(config.layout, nprocs=size)))
+
+
+def resume(
+    run: str | Path, steps: int | None = None, strict: bool = False, mode: Mode = "gather", workers: int = 0
+) -> Run:
+    """Continue a run that was stopped, to its end and to the bits of one that was never stopped.
+
+    `steps` gives it another budget; `strict` refuses where bits may differ from the run so far. As with `train`, the
+    ranks are those that this was started as; `mode` and `workers` say how they share the work from here on.
+    """
+    from lockstep.runtime import start_jax
+
+    start_jax()
+    from lockstep.parallel.launch import join, together
+    from lockstep.run.train import resume as run_resume
+
+    comm = join()
+    with together(comm):
+        return run_resume(run, steps, strict, mode, workers, comm)
 
 
 def load(run: str | Path, checkpoint: str = "newest") -> TrainedPolicy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import sys
@@ -106,19 +105,14 @@ def _resume(options: argparse.Namespace) -> int:
 
     speak(options.verbose_ranks)
     start_jax()
-    from lockstep.run import directory
+    from lockstep.experiment import Mode
     from lockstep.run.train import resume
 
-    nprocs = join().size if is_launched() else options.nprocs or 1
-    if nprocs > 1 and not is_launched():
-        return launch(nprocs, options.arguments)
-
-    def work(comm: Comm) -> Run:
-        kept = comm.on_root(lambda: directory.read_config(options.run)).layout
-        layout = dataclasses.replace(kept, nprocs=nprocs, mode=options.mode or "gather", workers=options.workers or 0)
-        return resume(options.run, options.steps, options.strict, layout, comm)
-
-    return _finish(work, options.run)
+    if (options.nprocs or 1) > 1 and not is_launched():
+        return launch(options.nprocs, options.arguments)
+    mode: Mode = options.mode or "gather"
+    workers = options.workers or 0
+    return _finish(lambda comm: resume(options.run, options.steps, options.strict, mode, workers, comm), options.run)
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -23,6 +23,8 @@ from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
 from lockstep.ranges import Count, Natural, NonNegative, Positive
 
+Mode = Literal["gather", "average"]
+
 
 @dataclass(frozen=True)
 class Collect:
@@ -78,7 +80,7 @@ class Layout:
     """What the result must not depend on: how the lanes are spread over processes."""
 
     nprocs: Count = 1  # MPI ranks; must divide the lanes
-    mode: Literal["gather", "average"] = "gather"  # trajectories to one rank, or gradients between all
+    mode: Mode = "gather"  # trajectories to one rank, or gradients between all
     workers: Natural = 0  # external processes that step each rank's environments; 0: the rank steps them itself
     worker_timeout_s: Positive = 60.0  # after which a worker that is still at one step is replaced
     watchdog_s: NonNegative = 1800.0  # a rank that makes no step for so long hangs, and ends the job; 0: wait for ever

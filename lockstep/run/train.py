@@ -27,7 +27,7 @@ from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, Layout, algorithm_name, checked, replace_experiment, to_toml
+from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -85,7 +85,8 @@ def resume(
     path: str | Path,
     steps: int | None = None,
     strict: bool = False,
-    layout: Layout | None = None,
+    mode: Mode = "gather",
+    workers: int = 0,
     comm: Comm = SOLO,
 ) -> Run:
     """Continue a run from its newest valid checkpoint; `steps` gives it another budget."""
@@ -93,7 +94,8 @@ def resume(
     config = comm.on_root(lambda: directory.read_config(path))
     if steps is not None:
         config = replace_experiment(config, steps=steps)
-    config = checked(dataclasses.replace(config, layout=layout or Layout()))
+    layout = dataclasses.replace(config.layout, nprocs=comm.size, mode=mode, workers=workers)
+    config = checked(dataclasses.replace(config, layout=layout))
     _same_settings(config, comm)
     with contextlib.ExitStack() as stack:
         stack.enter_context(comm.watched(config.layout.watchdog_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 
 import lockstep
 from lockstep.errors import UsageError
-from lockstep.run.checkpoint import newest
-from tests.laws.job import TABLES, name_of, train_all
+from lockstep.run.checkpoint import listed, newest
+from tests.laws.job import TABLES, name_of, resume_all, train_all
 from tests.laws.process import digest_in, family, on_ranks, options, rows, run, start_and_wait, wait_until_gone
 from tests.laws.table import settings
 
@@ -43,7 +44,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     @functools.cache
     def trained(table: str) -> Path:
         logdir = tmp_path_factory.mktemp(table)
-        train_all(str(logdir), table, {})
+        train_all(str(logdir), table)
         return logdir
 
     return trained
@@ -54,7 +55,14 @@ def test_every_layout_has_the_bits_of_one_process(
     tmp_path: Path, one_process: Callable[[str], Path], nprocs: int, mode: str, workers: int
 ) -> None:
     few = (nprocs, mode, workers) in CROWDED
-    compare(tmp_path, one_process("some"), "few" if few else "some", nprocs, mode, workers)
+    on_layout("train", tmp_path, one_process("some"), "few" if few else "some", nprocs, mode, workers)
+
+
+def test_stopped_on_one_process_and_resumed_on_ranks(tmp_path: Path, one_process: Callable[[str], Path]) -> None:
+    expected = one_process("some")
+    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
+    cut_back(tmp_path)
+    on_layout("resume", tmp_path, expected, "some", 2, "gather", 0)
 
 
 @pytest.mark.slow
@@ -62,17 +70,37 @@ def test_every_layout_has_the_bits_of_one_process(
 def test_every_experiment_has_the_same_bits_on_every_layout(
     tmp_path: Path, one_process: Callable[[str], Path], nprocs: int, mode: str, workers: int
 ) -> None:
-    compare(tmp_path, one_process("everything"), "everything", nprocs, mode, workers)
+    """Trained there; stopped there and resumed in one process; stopped there and resumed there."""
+    expected = one_process("everything")
+    on_layout("train", tmp_path, expected, "everything", nprocs, mode, workers)
+    cut_back(tmp_path)
+    resume_all(str(tmp_path), "everything")
+    compare(tmp_path, expected, "everything")
+    cut_back(tmp_path)
+    on_layout("resume", tmp_path, expected, "everything", nprocs, mode, workers)
 
 
-def compare(logdir: Path, expected: Path, table: str, nprocs: int, mode: str, workers: int) -> None:
+def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, mode: str, workers: int) -> None:
     """All experiments of a table in one job, against the same in one process."""
-    layout = [f'layout.mode="{mode}"', f"layout.workers={workers}"]
-    done = on_ranks(nprocs, "-m", "tests.laws.job", str(logdir), table, *layout, seconds=1500)
+    arguments = [verb, str(logdir), table, mode, str(workers)]
+    done = on_ranks(nprocs, "-m", "tests.laws.job", *arguments, seconds=1500)
     assert done.returncode == 0, done.stderr
+    compare(logdir, expected, table)
+
+
+def compare(logdir: Path, expected: Path, table: str) -> None:
     for env, algo in TABLES[table]:
         name = name_of(env, algo)
         assert timeless(logdir / name) == timeless(expected / name), name
+
+
+def cut_back(logdir: Path) -> None:
+    """Leave only the oldest checkpoint of every run: as if they had been killed after it."""
+    for path in logdir.iterdir():
+        _, *later = listed(path)
+        assert later
+        for checkpoint in later:
+            shutil.rmtree(checkpoint)
 
 
 def timeless(path: Path) -> list[list[str]]:
