@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +18,14 @@ from lockstep.core import Array, Tree
 
 def paths(tree: Tree) -> dict[str, Array]:
     """The leaves by readable path, such as `policy/layer0/kernel`, in the tree's own order."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    leaves, structure = jax.tree.flatten(tree)
+    return dict(zip(_names(structure), leaves, strict=True))
+
+
+@functools.lru_cache(64)
+def _names(structure: Any) -> list[str]:
+    places, _ = jax.tree_util.tree_flatten_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in places]
 
 
 def from_paths(template: Tree, leaves: dict[str, Array]) -> Tree:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -20,7 +20,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from lockstep.errors import FileFault, LockstepError, UsageError
-from lockstep.experiment import Config, Layout, Watch, algorithm_name, checked, replace_experiment, to_toml
+from lockstep.experiment import Config, Layout, Mode, Watch, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel.launch import end_with_parent
 from lockstep.run.plot import save_picture
 from lockstep.run.report import read_metrics
@@ -30,7 +30,6 @@ WARM_UP = 3  # updates that are made but not measured: the first ones compile, a
 UPDATES = 20  # that are measured, unless the user says how many steps
 SHARES = ("collect", "communicate", "update", "other")
 
-Mode = Literal["gather", "average"]
 Receipts = list[str]  # digests, update by update
 
 

@@ -31,6 +31,8 @@ SECOND = ("kl", "entropy", "explained_variance")
 LAST = ("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
 
 HISTOGRAM_BINS = 64
+POINTS = 2000  # of a curve in TensorBoard, at most; metrics.csv has every update
+FLUSH_S = 2.0
 
 Row = Mapping[str, float | int | str]
 
@@ -87,19 +89,28 @@ class Events:
     Written in this thread, so that a full disk is an error here and not a writer that never answers.
     """
 
-    def __init__(self, run: Path, resumed_at: int | None) -> None:
+    def __init__(self, run: Path, budget: int, resumed_at: int | None) -> None:
         self._writer = EventsWriter(str(run / "events"))
+        self._spacing = max(budget // POINTS, 1)
+        self._newest, self._flushed = 0, -math.inf  # the last point's place, in spacings; when all was on disk
         if resumed_at is not None:  # points after the checkpoint are hidden
             start = SessionLog(status=SessionLog.START)
             self._writer.write_event(Event(step=resumed_at + 1, session_log=start, wall_time=time.time()))
 
     def scalars(self, row: Row) -> None:
+        """A point of every curve, unless the one before is very near; an evaluation is never left out."""
+        place = int(row["steps"]) // self._spacing
+        if place == self._newest and math.isnan(float(row["eval_return"])):
+            return
+        self._newest = place
         together = Summary()
         for name, value in row.items():
             if isinstance(value, int | float) and math.isfinite(value) and name not in ("update", "steps"):
-                together.MergeFrom(summary.scalar(_tag(name), value))
+                together.value.add(tag=_tag(name), simple_value=value)
         self._add(together, int(row["steps"]))
-        self._writer.flush()
+        if time.monotonic() - self._flushed > FLUSH_S:  # it waits for the disk
+            self._writer.flush()
+            self._flushed = time.monotonic()
 
     def histograms(self, steps: int, learner: Learner, trajectory: Trajectory, progress: Progress) -> None:
         named = {f"weights/{name}": np.asarray(leaf) for name, leaf in tree.paths(learner.params).items()}
@@ -207,7 +218,7 @@ class Reporter:
         self._path = path
         self._screen = Screen(experiment.steps)
         self._file = MetricsFile(path, start.updates)
-        self._events = Events(path, start.steps if resumed else None)
+        self._events = Events(path, experiment.steps, start.steps if resumed else None)
         doing = f"resuming at {start.steps:,} steps" if start.steps else "training"
         algorithm = algorithm_name(experiment.algo)
         self.say(f"{doing}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {path}")

@@ -122,7 +122,7 @@ def test_the_screen_shows_a_line_now_and_then_and_always_the_last(
 
 
 def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path) -> None:
-    events = Events(tmp_path, None)
+    events = Events(tmp_path, 1000, None)
     numbers = {"kl": 0.5, "return_mean": 2.0, "eval_return": math.nan, "time_update": 1.5, "episodes": 3}
     events.scalars({"update": 4, "steps": 40, "digest": "ab", "seconds": np.float64(2), **numbers})
     events.close()
@@ -134,6 +134,14 @@ def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path) -> No
         ("time/seconds", 2.0, 40),
         ("time/update", 1.5, 40),
     ]
+
+
+def test_tensorboard_gets_no_more_points_than_it_can_show(tmp_path: Path) -> None:
+    events = Events(tmp_path, 1_000_000, None)
+    for steps in range(100, 2100, 100):
+        events.scalars({"steps": steps, "kl": 1.0, "eval_return": 5.0 if steps == 1300 else math.nan})
+    events.close()
+    assert [step for tag, _, step in scalars(tmp_path) if tag == "learn/kl"] == [500, 1000, 1300, 1500, 2000]
 
 
 def scalars(run: Path) -> list[tuple[str, float, int]]:
@@ -153,7 +161,7 @@ def test_points_after_the_checkpoint_are_hidden_after_a_resume(
     now = iter(range(1000, 2000))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))  # event files are read in the order of their times
     for start, resumed in ((0, None), (resumed_at, resumed_at)):
-        events = Events(tmp_path, resumed)
+        events = Events(tmp_path, 1000, resumed)
         for steps in range(start + 1, 5):
             events.scalars({"steps": steps, "kl": float(10 * start + steps)})
         events.close()
