@@ -125,6 +125,15 @@ def test_the_best_checkpoint_is_kept_and_loads(run: Run) -> None:
     assert score == pytest.approx(max(float(row["eval_return"]) for row in rows if row["eval_return"]), rel=1e-8)
 
 
+def test_parameters_without_a_gradient_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for baseline in ("none", "value"):
+        chosen = settings(2, "reinforce", **{"algo.baseline": baseline})
+        lockstep.train("CartPole-v1", "reinforce", tmp_path, baseline, chosen)
+        told = capsys.readouterr().err
+        assert told.count("no gradient reaches these parameters") == (baseline == "none")
+        assert ("value/layer0/bias, value/layer0/kernel, value/layer1/bias" in told) == (baseline == "none")
+
+
 def test_importing_lockstep_is_light() -> None:
     code = "import sys, lockstep, lockstep.cli; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -214,3 +214,18 @@ def test_what_is_not_finite_is_named(array: np.ndarray, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         check_finite(array, "reward")
     check_finite(np.zeros_like(array), "reward")
+
+
+def test_the_time_feature_counts_from_the_reset() -> None:
+    plain, timed = make(Env("Pendulum-v1")), make(Env("Pendulum-v1", time_feature=0.5))
+    assert spec_of(timed, "Pendulum-v1").observation == ArraySpec((4,), "float32")
+    for _ in range(2):
+        expected, found = plain.reset(seed=3)[0], timed.reset(seed=3)[0]
+        for step in range(3):
+            np.testing.assert_array_equal(found, np.append(expected, 0.5 * step).astype(np.float32))
+            expected, found = plain.step(np.zeros(1))[0], timed.step(np.zeros(1))[0]
+
+
+def test_the_time_feature_needs_a_vector() -> None:
+    with pytest.raises(UsageError, match=r"env\.time_feature needs observations that are a vector"):
+        make(Env("Blackjack-v1", time_feature=1.0))
