@@ -1,6 +1,6 @@
 """Speed side by side: `python -m benchmarks.speed --sb3 PYTHON --sbx PYTHON` with Pythons that have these peers.
 
-Contenders take turns, so that a slow minute of the machine meets all of them; the best round of each counts.
+Contenders take turns, so that a slow minute of the machine meets all of them; ratios are of one round.
 Prints a Markdown table and, with --write, puts it into benchmarks/speed.md.
 """
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).parent
 LAYOUTS = {"one process": ("1", "gather"), "2 ranks, gather": ("2", "gather"), "2 ranks, average": ("2", "average")}
@@ -50,7 +51,7 @@ def main() -> None:
     start_up()
     starts = []
     for _ in range(given.rounds):
-        for env in (CHEETAH, HUMANOID):
+        for env in (HUMANOID, CHEETAH):
             for layout, (nprocs, mode) in LAYOUTS.items():
                 profile, rate = measure(sys.executable, "ours.py", "ppo", env, nprocs, mode)
                 profiles.setdefault(f"{env}, {layout}", []).append([float(number) for number in profile.split()])
@@ -72,7 +73,7 @@ def report(rounds: dict[str, list[float]], starts: list[float], profiles: dict[s
     return f"""# Speed, side by side
 
 PPO end to end: 8 environments x 256 steps, minibatch 64, 10 epochs, 64x64 tanh; lockstep with 2 lanes and its
-normalisers on. Contenders took turns in one run; steps/s of every round, the best one counts.
+normalisers on. Contenders took turns in one run; a ratio is the median over rounds of two rates of the same round.
 {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}.
 
 ## {CHEETAH}
@@ -81,13 +82,13 @@ normalisers on. Contenders took turns in one run; steps/s of every round, the be
 |---|---|---|
 {rows(rounds, [*(f"{CHEETAH}, {layout}" for layout in LAYOUTS), "sbx", "sb3", "raw"])}
 
-{ratios(best)}
+{ratios(rounds)}
 
 ## Two ranks against one
 
 | | one process | 2 ranks, gather | 2 ranks, average |
 |---|---|---|---|
-{scaling(best)}
+{scaling(rounds)}
 
 Where the time of one update goes, in milliseconds at best: collecting, communicating and waiting, updating, the rest
 (digest, reports). The environments alone would take {2048000 / best["raw"]:.0f} ms on {CHEETAH} in one process.
@@ -121,26 +122,30 @@ def rows(rounds: dict[str, list[float]], order: list[str]) -> str:
     return "\n".join(lines)
 
 
-def ratios(best: dict[str, float]) -> str:
+def ratio(rounds: dict[str, list[float]], ours: str, theirs: str) -> float:
+    """The median over rounds of one contender's rate against another's in the same round."""
+    return median(a / b for a, b in zip(rounds[ours], rounds[theirs], strict=True))
+
+
+def ratios(rounds: dict[str, list[float]]) -> str:
     """Ours against each peer: one process, and the better of the two modes on two ranks."""
-    one = best[f"{CHEETAH}, one process"]
-    two = max(best[f"{CHEETAH}, 2 ranks, {mode}"] for mode in ("gather", "average"))
+    one, *two = (f"{CHEETAH}, {layout}" for layout in LAYOUTS)
     told = [
-        f"{NAMES[peer].split(' (')[0]}: {one / best[peer]:.1f} x with one process, **{two / best[peer]:.1f} x** on two"
+        f"{NAMES[peer].split(' (')[0]}: {ratio(rounds, one, peer):.1f} x with one process,"
+        f" **{max(ratio(rounds, layout, peer) for layout in two):.1f} x** on two"
         for peer in ("sb3", "sbx")
-        if peer in best
+        if peer in rounds
     ]
-    return f"lockstep against {'; against '.join(told)}. One process has {one / best['raw']:.0%} of the raw throughput."
+    share = ratio(rounds, one, "raw")
+    return f"lockstep against {'; against '.join(told)}. One process has {share:.0%} of the raw throughput."
 
 
-def scaling(best: dict[str, float]) -> str:
+def scaling(rounds: dict[str, list[float]]) -> str:
     lines = []
     for env in (CHEETAH, HUMANOID):
-        one, gather, average = (best[f"{env}, {layout}"] for layout in LAYOUTS)
-        lines.append(
-            f"| {env} | {one:,.0f} | {gather:,.0f} (**{gather / one:.2f} x**)"
-            f" | {average:,.0f} (**{average / one:.2f} x**) |"
-        )
+        one, *two = (f"{env}, {layout}" for layout in LAYOUTS)
+        cells = [f"{max(rounds[name]):,.0f} (**{ratio(rounds, name, one):.2f} x**)" for name in two]
+        lines.append(f"| {env} | {max(rounds[one]):,.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
