@@ -82,13 +82,14 @@ def _train(options: argparse.Namespace) -> int:
     experiment = resolved.experiment
     label = Path(options.name_or_env).stem
     name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+    path = Path(options.logdir) / name
     if not is_launched():
         if (tuned := preset_for(options.name_or_env)) is not None:
             print(f"lockstep: the preset '{tuned}' has tuned numbers for this environment.", file=sys.stderr)
         if resolved.layout.nprocs > 1:
             directory.check_writable(Path(options.logdir))
-            return launch(resolved.layout.nprocs, [*options.arguments, "--name", name])
-    return _finish(lambda comm: train(resolved, options.logdir, name, comm), Path(options.logdir) / name)
+            return launch(resolved.layout.nprocs, [*options.arguments, "--name", name], _continue(path))
+    return _finish(lambda comm: train(resolved, options.logdir, name, comm), path)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def _resume(options: argparse.Namespace) -> int:
     from lockstep.run.train import resume
 
     if (options.nprocs or 1) > 1 and not is_launched():
-        return launch(options.nprocs, options.arguments)
+        return launch(options.nprocs, options.arguments, _continue(options.run))
     mode: Mode = options.mode or "gather"
     workers = options.workers or 0
     return _finish(lambda comm: resume(options.run, options.steps, options.strict, mode, workers, comm), options.run)
@@ -123,18 +124,22 @@ def _verify(options: argparse.Namespace) -> int:
     from lockstep.experiment import Layout
     from lockstep.run.verify import Slice, evidence, verify
 
+    told = "the run is as it was; nothing was found to differ so far"
     nprocs = join().size if is_launched() else options.nprocs or 1
     layout, wanted = Layout(nprocs, options.mode or "gather", options.workers or 0), Slice(*options.updates)
     if nprocs > 1 and not is_launched():
         evidence(options.run, layout, wanted)  # what is wrong with it is told before ranks are started
-        return launch(nprocs, options.arguments)
-    told = "the run is as it was; nothing was found to differ so far"
+        return launch(nprocs, options.arguments, told)
     return _together(lambda comm: verify(options.run, layout, wanted, comm), told)
 
 
 def _finish(work: Callable[[Comm], Run], path: Path) -> int:
     """Train, and say how it ended; the last line is the digest."""
-    return _together(lambda comm: _summary(work(comm)), f"continue with: lockstep resume {path}")
+    return _together(lambda comm: _summary(work(comm)), _continue(path))
+
+
+def _continue(path: Path) -> str:
+    return f"continue with: lockstep resume {path}"
 
 
 def _summary(run: Run) -> str:

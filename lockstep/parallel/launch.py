@@ -122,12 +122,12 @@ def leave(comm: Comm, status: int, message: str | None = None) -> int:
     return 0 if STATUS_FILE in os.environ else status
 
 
-def launch(nprocs: int, arguments: Sequence[str]) -> int:
+def launch(nprocs: int, arguments: Sequence[str], when_lost: str) -> int:
     """`python -m lockstep ARGUMENTS` on `nprocs` ranks; the exit status of the whole."""
     ended = run_ranks(nprocs, [sys.executable, "-m", "lockstep", *arguments])
     if ended.told is not None:
         return ended.told
-    print("lockstep: a rank was lost; continue with `lockstep resume RUN`.", file=sys.stderr)
+    print(f"lockstep: a rank was lost; {when_lost}", file=sys.stderr)
     return 6 if ended.launcher else 1
 
 

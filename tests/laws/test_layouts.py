@@ -144,7 +144,7 @@ def test_a_rank_that_is_killed_ends_all_and_the_run_resumes(tmp_path: Path, undi
     _, told = process.communicate(timeout=30)
     assert time.monotonic() - began < 10
     assert process.returncode == 6, told
-    assert "a rank was lost" in told
+    assert f"a rank was lost; continue with: lockstep resume {path}" in told
     wait_until_gone()
     finished = run("resume", str(path))
     assert digest_in(finished.stdout) == undisturbed
