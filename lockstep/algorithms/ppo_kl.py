@@ -152,11 +152,15 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
         return ac.chunk_mean(lambda part, real: gradients(params, part._replace(real=real)), rows, count)
 
     def sweep(drawn: Lanes, carry: Carry, penalty: Array, learning_rate: Array) -> tuple[Carry, Metrics]:
-        weight = (lambda mine: mine.real.sum()) if setup.padded else None
-
         def step(carry: Carry, number: Array) -> tuple[Carry, Metrics]:
+            def weight(mine: Rows) -> Array:
+                """By the rows of this minibatch; never nothing at all, for it may have drawn no row that counts."""
+                return jnp.maximum(ac.row(mine.real, number).sum(), 1e-30)
+
             params, state = carry
-            means = drawn.mean(lambda mine: lane_gradients(params, ac.row(mine, number)), weight)
+            means = drawn.mean(
+                lambda mine: lane_gradients(params, ac.row(mine, number)), weight if setup.padded else None
+            )
             of_rest, of_kl, kl, metrics = means
             steepness = slope(config, penalty, kl)
             gradient = jax.tree.map(lambda a, b: a + steepness * b, of_rest, of_kl)

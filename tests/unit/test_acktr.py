@@ -16,6 +16,8 @@ from lockstep.core import Algorithm, Learner, Trajectory
 from lockstep.networks import MLP, mlp_policy
 from lockstep.optim import kfac
 from lockstep.parallel.lanes import LaneBlock
+from tests import linear
+from tests.linear import Weights
 from tests.unit.test_ppo import LANES, SPECS, E, T, numpy_advantages, trajectories
 
 UNBOUNDED: dict[str, Any] = {
@@ -116,6 +118,108 @@ def test_an_update_is_the_dense_natural_gradient_step(kind: str) -> None:
     assert metrics["value_loss"] == pytest.approx(0.5 * np.mean(error**2), rel=1e-4)
 
 
+class Curved(NamedTuple):
+    """The restated optimizer's memory of one part: running means of each layer's factors and of its gradient."""
+
+    layers: dict[str, str]  # names of a layer's kernel and bias, or of a vector alone
+    factors: dict[str, tuple[np.ndarray, np.ndarray]]
+    momentum: dict[str, np.ndarray]
+    batches: int = 0
+
+    def seen(self, factors: dict[str, tuple[np.ndarray, np.ndarray]], decay: float) -> Curved:
+        keep = min(1 - 1 / (self.batches + 1), decay)
+        old = self.factors or factors
+        pairs = {n: (zip(old[n], factors[n], strict=True)) for n in factors}
+        blended = {n: tuple(keep * a + (1 - keep) * b for a, b in pair) for n, pair in pairs.items()}
+        return self._replace(factors=blended, batches=self.batches + 1)
+
+    def step(self, slope: Weights, keep: float, damping: float, clip: float, rate: float) -> tuple[Weights, Curved]:
+        """The change of the weights: by dense solves, no longer than the bound by its own factors."""
+        matrices = {n: np.vstack([slope[name] for name in names]) for n, names in self.layers.items()}
+        momentum = {n: keep * self.momentum.get(n, 0.0) + (1 - keep) * g for n, g in matrices.items()}
+        blocks = {n: np.kron(*self.factors[n]) for n in momentum}
+        made = {n: np.linalg.solve(b + damping * np.eye(len(b)), momentum[n].ravel()) for n, b in blocks.items()}
+        size = min(rate, np.sqrt(2 * clip / sum(made[n] @ b @ made[n] for n, b in blocks.items())))
+        change = {}
+        for n, names in self.layers.items():
+            whole = -size * made[n].reshape(momentum[n].shape)
+            change[names[0]] = whole[:-1] if names[1:] else whole[0]
+            change |= dict.fromkeys(names[1:], whole[-1])
+        return change, self._replace(momentum=momentum)
+
+
+def added(weights: Weights, change: Weights, share: float = 1.0) -> Weights:
+    return {**weights, **{name: weights[name] + share * by.reshape(weights[name].shape) for name, by in change.items()}}
+
+
+def restated(
+    config: ACKTR, start: Weights, actor: Curved, critic: Curved, data: Trajectory, share: float
+) -> tuple[Weights, Curved, Curved]:
+    """One update on a linear policy and value function; `share` of the policy's step."""
+    advantage = linear.advantages(start, data, config.discount, config.trace)
+    target = advantage + linear.value(start, data.observation)
+    x, z = data.observation, (data.action - data.observation @ start["w"] - start["b"]) / np.exp(start["s"])
+    inputs, scores = (
+        np.concatenate([x, np.ones((*x.shape[:-1], 1))], -1).reshape(-1, linear.INPUTS + 1),
+        z / np.exp(start["s"]),
+    )
+    scores, rows = scores.reshape(len(inputs), -1), len(inputs)
+    square = inputs.T @ inputs / rows
+    actor = actor.seen({"line": (square, scores.T @ scores / rows), "spread": (np.eye(1), 2 * np.eye(2))}, config.decay)
+    critic = critic.seen({"line": (square, np.eye(1))}, config.value_decay)
+
+    def loss(weights: Weights) -> float:
+        gain = (linear.log_prob(weights, x, data.action) * advantage).mean()
+        return -gain - config.entropy * linear.entropy(weights)
+
+    def value_loss(weights: Weights) -> float:
+        return 0.5 * ((linear.value(weights, x) - target) ** 2).mean()
+
+    bounds = config.momentum, config.damping, config.kl_clip, config.learning_rate
+    change, actor = actor.step(linear.gradient(loss, start), *bounds)
+    kl = linear.divergence(start, added(start, change), x).mean()
+    weights = added(start, change, share * min(1.0, np.sqrt(config.kl_clip / kl)))
+    bounds = config.momentum, config.value_damping, config.value_clip, config.value_rate
+    for _ in range(config.value_steps):
+        slope = linear.gradient(value_loss, weights)
+        change, critic = critic.step({"v": slope["v"][:, None], "c": slope["c"]}, *bounds)
+        old = linear.value(weights, x)
+        by = linear.value(added(weights, change), x) - old
+        weights = added(weights, change, np.clip((by * (target - old)).mean() / (by**2).mean(), 0, 1))
+    return weights, actor, critic
+
+
+BOUNDED: dict[str, Any] = {
+    **{"cold_updates": 0, "statistics_every": 1, "decompose_every": 1, "normalize_advantage": False, "entropy": 0.1},
+    **{"discount": 0.9, "trace": 0.8, "momentum": 0.5, "decay": 0.2, "value_decay": 0.6, "value_damping": 0.03},
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ACKTR(kl_clip=0.2, learning_rate=1.0, value_steps=3, value_clip=0.05, value_rate=1.0, **BOUNDED),
+        ACKTR(kl_clip=9.0, learning_rate=0.1, value_steps=2, value_clip=9.0, value_rate=0.8, **BOUNDED),
+    ],
+    ids=["bounded", "free"],
+)
+def test_updates_are_those_that_numpy_makes(config: ACKTR) -> None:
+    """Three of them: factors, momentum and normalisers are remembered, and the schedule shortens the policy's steps."""
+    setup = Setup(linear.linear_policy(), linear.SPEC, Normalize(), budget=120, lanes=2, rows=15)
+    algorithm = acktr(config, setup)
+    run = Made(setup, algorithm, algorithm.init(jax.random.key(0)))
+    learner, history = run.learner, list[Trajectory]()
+    weights = linear.named(learner.params)
+    actor, critic = Curved({"line": "wb", "spread": "s"}, {}, {}), Curved({"line": "vc"}, {}, {})
+    for number in range(3):
+        history.append(linear.trajectory((2, 5, 3), [(0, 2, 1)], [(1, 1, 0), (0, 4, 2)], number))
+        learner, _ = run(learner, history[-1])
+        data = linear.normalised(history)
+        weights, actor, critic = restated(config, weights, actor, critic, data, 1 - number / 4)
+        for name, array in linear.named(learner.params).items():
+            np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("kind", SPECS)
 def test_metrics_are_those_of_the_new_policy_on_the_batch(kind: str) -> None:
     run, data = make(kind), trajectories(kind)
@@ -196,6 +300,7 @@ def test_some_time_steps_of_all_environments_make_the_factors() -> None:
         seen.add(round(total))
     assert all(LANES * (0 + 3) <= total <= LANES * (2 + 5) for total in seen)
     assert len(seen) > 1
+    assert any((total - 3 * LANES) % (2 * LANES) for total in seen), "every lane has a beginning of its own"
 
 
 def test_the_log_std_has_its_exact_factor_from_the_first_update() -> None:

@@ -1,9 +1,10 @@
-"""REINFORCE against an exact gradient, and what it does with whole episodes that are padded."""
+"""REINFORCE against an exact gradient and against NumPy, and what it does with whole episodes that are padded."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from lockstep.algorithms.reinforce import Reinforce, outcome, reinforce
 from lockstep.core import ArraySpec, Discrete, Spec, Trajectory
 from lockstep.networks import MLP, mlp_policy
 from lockstep.parallel.lanes import LaneBlock
+from tests import linear
+from tests.linear import Adam, Weights
 
 HORIZON = 3
 SPEC = Spec(ArraySpec((3,), "float32"), Discrete(2, 0, "int64"))
@@ -100,6 +103,78 @@ def test_the_gradient_is_that_of_the_expected_return(baseline: Any) -> None:
         exact[index] = (expected_return(sides[0]) - expected_return(sides[1])) / 2e-5
     steps_per_episode = (4 * 1 + 4 * HORIZON) / 8
     np.testing.assert_allclose(step * steps_per_episode, exact, atol=2e-3)
+
+
+class Memory(NamedTuple):
+    """What the restated algorithm keeps between updates."""
+
+    policy: Adam = Adam()
+    value: Adam = Adam()
+    returns: tuple[float, ...] = ()  # all so far
+
+
+def compared(config: Reinforce, weights: Weights, memory: Memory, data: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+    """The returns of the steps made, and how much better than the baseline they are."""
+    if config.baseline == "value":
+        advantage = linear.advantages(weights, data, config.discount, 1.0)
+        return (advantage + linear.value(weights, data.observation))[data.real], advantage[data.real]
+    nothing = {**weights, "v": np.zeros(linear.INPUTS), "c": np.zeros(1)}
+    target = linear.advantages(nothing, data, config.discount, 1.0)[data.real]
+    return target, target - np.mean([*memory.returns, *target]) * (config.baseline == "mean")
+
+
+def restated(
+    config: Reinforce, weights: Weights, memory: Memory, data: Trajectory, share: float
+) -> tuple[Weights, Memory]:
+    """One update of REINFORCE on the steps that were made, each counting alike; `share` of the learning rates."""
+    target, advantage = compared(config, weights, memory, data)
+    observation, action = data.observation[data.real], data.action[data.real]
+
+    def loss(part: Weights) -> float:
+        gain = (linear.log_prob(part, observation, action) * advantage).mean()
+        return -gain - config.entropy * linear.entropy(part)
+
+    def value_loss(part: Weights) -> float:
+        return 0.5 * ((linear.value(part, observation) - target) ** 2).mean()
+
+    policy, value = ({name: weights[name] for name in names} for names in ("wbs", "vc"))
+    slope, fitted = linear.clipped(linear.gradient(loss, policy), config.max_gradient), memory.value
+    policy, made = memory.policy.step(policy, slope, share * config.learning_rate, config.adam_epsilon)
+    for _ in range(config.value_steps if config.baseline == "value" else 0):
+        slope, rate = linear.gradient(value_loss, value), share * config.value_learning_rate
+        value, fitted = fitted.step(value, slope, rate, config.adam_epsilon)
+    return {**policy, **value}, Memory(made, fitted, (*memory.returns, *target))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Reinforce(baseline="value", entropy=0.3, max_gradient=100.0, value_steps=3),
+        Reinforce(baseline="mean", schedule="constant"),
+        Reinforce(baseline="none", entropy=0.1),
+    ],
+    ids=["value", "mean", "none"],
+)
+def test_updates_are_those_that_numpy_makes(config: Reinforce) -> None:
+    """Two of them, on whole episodes of unequal length, some cut by a time limit.
+
+    The second has the memory of the first: the optimizers', the normalisers' and the baseline's.
+    """
+    config = replace(config, discount=0.9, learning_rate=0.1, value_learning_rate=0.05, adam_epsilon=0.1)
+    setup = Setup(linear.linear_policy(), linear.SPEC, Normalize(), budget=76, lanes=3, rows=12, padded=True)
+    algorithm = reinforce(config, setup)
+    learner, memory, history = algorithm.init(jax.random.key(0)), Memory(), list[Trajectory]()
+    weights = linear.named(learner.params)
+    for share in (1.0, 1.0 if config.schedule == "constant" else 0.75):
+        history.append(linear.whole_episodes(seed=len(history)))
+        learner, metrics = algorithm.update(learner, LaneBlock(history[-1]), jax.random.key(1))
+        before = weights
+        weights, memory = restated(config, weights, memory, linear.normalised(history), share)
+        for name, array in linear.named(learner.params).items():
+            np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
+            moves = name in "wbs" or config.baseline == "value"
+            assert np.allclose(array, before[name], atol=1e-3) != moves, name
+        assert float(metrics["learning_rate"]) == pytest.approx(0.1 * share)
 
 
 def test_discounted_returns_stop_at_the_end_of_an_episode() -> None:
