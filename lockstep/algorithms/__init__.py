@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lockstep.algorithms.a2c import A2C, a2c, a2c_problems
-from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems
+from lockstep.algorithms.a2c import A2C, a2c
+from lockstep.algorithms.acktr import ACKTR, acktr
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.npg import NPG, natural_problems, npg
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
 from lockstep.algorithms.ppo_kl import PPOKL, ppo_kl, ppo_kl_problems
-from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle, reinforce_problems
+from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle
 from lockstep.algorithms.trpo import TRPO, trpo
 from lockstep.core import Algorithm
 
@@ -22,7 +22,7 @@ from lockstep.core import Algorithm
 class Entry(NamedTuple):
     config: type
     make: Callable[[Any, Setup], Algorithm]
-    problems: Callable[[Any, int, int], list[str]]  # config, lanes, steps of a lane in one update
+    problems: Callable[[Any, int, int], list[str]] = lambda config, lanes, rows: []  # rows: of a lane in one update
     collects: tuple[str, ...] = ("steps",)  # what it can learn from: steps, episodes, or both
     defaults: Mapping[str, Any] = {}  # settings of an experiment with it, under those of a preset or a user
     idle: Callable[[Any], str] = lambda config: ""  # the parameters that no gradient reaches: "value", or none
@@ -33,12 +33,11 @@ REGISTRY: dict[str, Entry] = {
     "ppo-kl": Entry(PPOKL, ppo_kl, ppo_kl_problems, collects=("steps", "episodes")),
     "trpo": Entry(TRPO, trpo, natural_problems),
     "npg": Entry(NPG, npg, natural_problems),
-    "acktr": Entry(ACKTR, acktr, acktr_problems),
-    "a2c": Entry(A2C, a2c, a2c_problems, defaults={"collect": {"steps": 5}}),
+    "acktr": Entry(ACKTR, acktr),
+    "a2c": Entry(A2C, a2c, defaults={"collect": {"steps": 5}}),
     "reinforce": Entry(
         Reinforce,
         reinforce,
-        reinforce_problems,
         collects=("episodes",),
         defaults={"collect": {"episodes": 1}},
         idle=reinforce_idle,

@@ -32,10 +32,6 @@ class A2C:
     normalize_advantage: bool = False  # over the whole batch
 
 
-def a2c_problems(config: A2C, lanes: int, rows: int) -> list[str]:
-    return []
-
-
 def a2c(config: A2C, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
     scaled = {

@@ -54,11 +54,6 @@ class ACKTR:
     normalize_advantage: bool = True  # over the whole batch
 
 
-def acktr_problems(config: ACKTR, lanes: int, rows: int) -> list[str]:
-    """Any batch will do."""
-    return []
-
-
 class State(NamedTuple):
     """What is kept between updates."""
 

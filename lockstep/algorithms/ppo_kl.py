@@ -232,8 +232,9 @@ def _stepped(step: Callable[[Carry, Array], tuple[Carry, Metrics]], carry: Carry
 
 
 def _middle_width(params: Tree) -> float:
-    """The root of the width of the policy's second layer."""
-    return math.sqrt(params["policy"]["layer1"]["bias"].shape[0])
+    """The root of the width of the policy's second layer, or of its only one."""
+    layer = params["policy"].get("layer1", params["policy"]["layer0"])
+    return math.sqrt(layer["bias"].shape[0])
 
 
 def _nothing_before(setup: Setup) -> Replay:

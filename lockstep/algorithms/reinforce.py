@@ -38,10 +38,6 @@ class State(NamedTuple):
     returns: Moments  # of the discounted returns so far
 
 
-def reinforce_problems(config: Reinforce, lanes: int, rows: int) -> list[str]:
-    return []
-
-
 def reinforce_idle(config: Reinforce) -> str:
     return "" if config.baseline == "value" else "value"
 
