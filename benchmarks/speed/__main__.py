@@ -97,6 +97,8 @@ Where the time of one update goes, in milliseconds at best: collecting, communic
 |---|---|---|---|---|
 {shares(profiles)}
 
+{chr(10).join(limits(env, profiles) for env in (CHEETAH, HUMANOID))}
+
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
 
@@ -147,6 +149,19 @@ def scaling(rounds: dict[str, list[float]]) -> str:
         cells = [f"{max(rounds[name]):,.0f} (**{ratio(rounds, name, one):.2f} x**)" for name in two]
         lines.append(f"| {env} | {max(rounds[one]):,.0f} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def limits(env: str, profiles: dict[str, list[list[float]]]) -> str:
+    """What two ranks can't share, from the parts at best."""
+    one, two = (
+        [min(part) for part in zip(*profiles[f"{env}, {layout}"], strict=True)]
+        for layout in ("one process", "2 ranks, gather")
+    )
+    return (
+        f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on two ranks, {sum(one) / sum(two):.2f} x at best."
+        f" Not shared: the update, which one rank makes while the other waits, and {max(2 * two[0] - one[0], 0):.0f} ms of"
+        " collecting (acting is one compiled call per step, of however few environments)."
+    )
 
 
 def shares(profiles: dict[str, list[list[float]]]) -> str:
