@@ -157,10 +157,11 @@ def limits(env: str, profiles: dict[str, list[list[float]]]) -> str:
         [min(part) for part in zip(*profiles[f"{env}, {layout}"], strict=True)]
         for layout in ("one process", "2 ranks, gather")
     )
+    alone = max(2 * two[0] - one[0], 0)
     return (
-        f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on two ranks, {sum(one) / sum(two):.2f} x at best."
-        f" Not shared: the update, which one rank makes while the other waits, and {max(2 * two[0] - one[0], 0):.0f} ms of"
-        " collecting (acting is one compiled call per step, of however few environments)."
+        f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on two ranks,"
+        f" {sum(one) / sum(two):.2f} x at best. Not shared: the update, which one rank makes while the other waits, and"
+        f" {alone:.0f} ms of collecting (acting is one compiled call per step, of however few environments)."
     )
 
 
