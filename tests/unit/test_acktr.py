@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep import tree
-from lockstep.algorithms.acktr import ACKTR, _best, acktr, acktr_problems
+from lockstep.algorithms.acktr import ACKTR, _best, acktr
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.core import Algorithm, Learner, Trajectory
 from lockstep.networks import MLP, mlp_policy
@@ -362,10 +362,6 @@ def test_the_schedule_shortens_steps_to_nothing_at_the_end_of_the_budget() -> No
         _, metrics = run(run.learner._replace(steps=jnp.asarray(steps)), trajectories("categorical"))
         assert metrics["step_size"] == pytest.approx(0.1 * share)
         assert metrics["learning_rate"] == pytest.approx(0.1 * share)
-
-
-def test_any_batch_fits() -> None:
-    assert acktr_problems(ACKTR(), lanes=3, rows=17) == []
 
 
 def test_an_update_compiles_once_and_keeps_every_dtype() -> None:
