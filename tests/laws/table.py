@@ -44,8 +44,9 @@ SOME = [
     if algo == "ppo" or i % len(ENVIRONMENTS) == j
 ]
 
-FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where every rank compiles for itself, and there are more than cores
+FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where there are more processes than cores
 
+every_environment = pytest.mark.parametrize(("env", "algo"), FEW, ids=lambda value: str(value))
 every_algorithm = pytest.mark.parametrize(("env", "algo"), SOME, ids=lambda value: str(value))
 
 
