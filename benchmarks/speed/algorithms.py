@@ -10,10 +10,9 @@ import argparse
 import os
 import platform
 import sys
-from statistics import median
 from typing import NamedTuple
 
-from benchmarks.speed.__main__ import CHEETAH, HERE, measure
+from benchmarks.speed.__main__ import CHEETAH, HERE, measure, ratio
 
 
 class Pair(NamedTuple):
@@ -73,13 +72,13 @@ def report(runs: dict[str, list[Ours]], peers: dict[str, list[float]]) -> str:
     rows, profiles = [], []
     for pair in PAIRS:
         mine, theirs = [run.rate for run in runs[pair.label]], peers[pair.label]
-        ratio = median(a / b for a, b in zip(mine, theirs, strict=True))
+        times = ratio(mine, theirs)
         every = [", ".join(f"{value:,.0f}" for value in values) for values in (mine, theirs)]
-        verdict = "met" if ratio >= pair.bar else "**missed**"
-        rows.append(f"| {pair.label} | {every[0]} | {every[1]} | **{ratio:.1f} x** | {pair.bar} x | {verdict} |")
+        verdict = "met" if times >= pair.bar else "**missed**"
+        rows.append(f"| {pair.label} | {every[0]} | {every[1]} | **{times:.1f} x** | {pair.bar} x | {verdict} |")
         profiles.append(profile(pair.label, runs[pair.label]))
     a2c, acktr = (runs[work] for work in SAME_BATCH)
-    cost = median(b.update / a.update for a, b in zip(a2c, acktr, strict=True))
+    cost = ratio([run.update for run in acktr], [run.update for run in a2c])
     return f"""# The other algorithms' speed, side by side
 
 End to end on {CHEETAH}, 64x64 tanh, beside sb3-contrib's TRPO and Stable-Baselines3's A2C at their defaults
