@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import jax
@@ -29,9 +30,15 @@ def mlp_init(key: Key, sizes: tuple[int, ...], last_scale: float) -> Tree:
     layers = {}
     for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
         scale = last_scale if i == len(sizes) - 2 else math.sqrt(2)
-        kernel = jax.nn.initializers.orthogonal(scale)(jax.random.fold_in(key, i), (n_in, n_out), jnp.float32)
+        kernel = scale * _orthogonal(jax.random.fold_in(key, i), n_in, n_out)
         layers[f"layer{i}"] = {"kernel": kernel, "bias": jnp.zeros(n_out, jnp.float32)}
     return layers
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _orthogonal(key: Key, n_in: int, n_out: int) -> Array:
+    """Compiled once for a shape, whatever network it is for: it takes longer to compile than to wait for the rest."""
+    return jax.nn.initializers.orthogonal()(key, (n_in, n_out), jnp.float32)
 
 
 def affine(layer: Tree, x: Array) -> Array:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lockstep import tree
@@ -34,10 +35,8 @@ def assemble(experiment: Experiment, spec: Spec) -> tuple[Policy, Algorithm]:
 
 
 def first_learner(algorithm: Algorithm, seed: int) -> Learner:
-    def init(key_data: Any) -> Learner:
-        return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
-
-    return jax.jit(init)(words(seed, Purpose.INIT))
+    key_data = jnp.asarray(words(seed, Purpose.INIT))
+    return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
 
 
 def learner_from(arrays: dict[str, np.ndarray], algorithm: Algorithm, path: Path) -> Learner:
