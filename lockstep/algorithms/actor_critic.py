@@ -33,7 +33,7 @@ class Setup(NamedTuple):
     policy: Policy
     spec: Spec
     normalize: Normalize
-    budget: int  # environment steps of the whole experiment, for schedules
+    budget: int | Array  # environment steps of the whole experiment, for schedules
     lanes: int
     rows: int  # environment steps of one lane in one update; the most that they can be where lanes are padded
     padded: bool = False  # whether lanes hold whole episodes, padded: `real` says which rows count
@@ -229,7 +229,7 @@ def advance(setup: Setup, learner: Learner, lanes: Lanes, params: Tree, optimize
     )
 
 
-def rate(learning_rate: float, schedule: str, steps: Array, budget: int) -> Array:
+def rate(learning_rate: float, schedule: str, steps: Array, budget: int | Array) -> Array:
     """The learning rate after `steps` of `budget`: `constant`, or `linear` down to zero."""
     share = jnp.clip(1.0 - steps / budget, 0.0, 1.0) if schedule == "linear" else jnp.ones(())
     return (learning_rate * share).astype(jnp.float32)

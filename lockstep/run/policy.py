@@ -15,7 +15,7 @@ from lockstep.address import Purpose, words
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.collect import Actor, make_actor
-from lockstep.core import Algorithm, Discrete, Learner, Policy, Spec
+from lockstep.core import Algorithm, Array, Discrete, Learner, Policy, Spec
 from lockstep.envs.make import commands, spec_for
 from lockstep.errors import FileFault, UsageError
 from lockstep.experiment import Experiment, algorithm_name
@@ -26,10 +26,14 @@ from lockstep.run.checkpoint import Checkpoint
 TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
 
 
-def assemble(experiment: Experiment, spec: Spec) -> tuple[Policy, Algorithm]:
-    """The experiment's policy and algorithm, for environments of this spec."""
+def assemble(experiment: Experiment, spec: Spec, budget: Array | None = None) -> tuple[Policy, Algorithm]:
+    """The experiment's policy and algorithm, for environments of this spec.
+
+    Inside a compiled program the budget is one of its arguments: another number of steps is no other program.
+    """
     policy = mlp_policy(experiment.policy, spec)
-    setup = Setup(policy, spec, experiment.normalize, experiment.steps, lanes=experiment.lanes, rows=experiment.rows)
+    steps = experiment.steps if budget is None else budget
+    setup = Setup(policy, spec, experiment.normalize, steps, lanes=experiment.lanes, rows=experiment.rows)
     setup = setup._replace(padded=experiment.collect.episodes > 0)
     return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
 

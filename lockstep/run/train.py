@@ -21,7 +21,7 @@ from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.algorithms import REGISTRY
 from lockstep.collect import Collector, Episode, make_actor
-from lockstep.core import Algorithm, Learner, Metrics, Trajectory
+from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import spec_for
@@ -203,7 +203,7 @@ def _run(
     comm = timeline.over(comm)
     policy, algorithm = assemble(experiment, envs.spec)
     actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
-    learn = timeline.around("update", LEARN[config.layout.mode](algorithm, comm))
+    learn = timeline.around("update", LEARN[config.layout.mode](experiment, envs.spec, comm))
     discount = experiment.algo.discount  # type: ignore[attr-defined]
     lanes, whole = _lanes_of(experiment, comm), experiment.collect.episodes
     collector = Collector(envs, actor, lanes, experiment.length, discount, whole, comm.beat)
@@ -329,9 +329,9 @@ def _first(
 Learn = Callable[[Learner, Trajectory, np.ndarray], tuple[Learner, dict[str, float]]]
 
 
-def gather(algorithm: Algorithm, comm: Comm) -> Learn:
+def gather(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
     """Trajectories go to the root, which updates in one compiled call; the new learner goes to everybody."""
-    update = jax.jit(_update(algorithm, alone))
+    update = _update(experiment, spec, alone)
 
     def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
         parts = comm.gather(trajectory)
@@ -344,9 +344,9 @@ def gather(algorithm: Algorithm, comm: Comm) -> Learn:
     return learn
 
 
-def average(algorithm: Algorithm, comm: Comm) -> Learn:
+def average(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
     """Trajectories stay where they are; means travel, and every rank makes the same step."""
-    update = jax.jit(_update(algorithm, exchange_over(comm)))
+    update = _update(experiment, spec, exchange_over(comm))
 
     def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
         learner, found = update(learner, trajectory, key_data)
@@ -358,12 +358,17 @@ def average(algorithm: Algorithm, comm: Comm) -> Learn:
 LEARN = {"gather": gather, "average": average}
 
 
-def _update(algorithm: Algorithm, exchange: Exchange) -> Callable[[Learner, Trajectory, Any], tuple[Learner, Metrics]]:
-    def update(learner: Learner, trajectory: Trajectory, key_data: Any) -> tuple[Learner, Metrics]:
+def _update(
+    experiment: Experiment, spec: Spec, exchange: Exchange
+) -> Callable[[Learner, Trajectory, np.ndarray], tuple[Learner, Metrics]]:
+    """The experiment's update, compiled."""
+
+    def update(learner: Learner, trajectory: Trajectory, key_data: Any, budget: Any) -> tuple[Learner, Metrics]:
+        _, algorithm = assemble(experiment, spec, budget)
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
         return algorithm.update(learner, LaneBlock(trajectory, exchange), key)
 
-    return update
+    return partial(jax.jit(update), budget=np.asarray(experiment.steps, np.int64))
 
 
 def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:

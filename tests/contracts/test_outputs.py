@@ -90,14 +90,14 @@ def test_curves_of_several_seeds_are_drawn(run: Run, tmp_path: Path, suffix: str
 def test_runs_that_differ_only_in_seed_are_one_curve(tmp_path: Path) -> None:
     from lockstep.run.plot import _groups
 
-    for clip in (0.1, 0.2):
+    for limit in (100, 200):
         for seed in (0, 1):
-            changes = {"algo.clip": clip, "seed": seed, "algo.epochs": 1}
-            lockstep.train("CartPole-v1", logdir=tmp_path, name=f"c{clip}-s{seed}", settings=settings(1, **changes))
+            changes = {"env.time_limit": limit, "seed": seed}
+            lockstep.train("CartPole-v1", logdir=tmp_path, name=f"t{limit}-s{seed}", settings=settings(1, **changes))
     groups = _groups(sorted(tmp_path.iterdir()), "kl")
     assert {label: len(curves) for label, curves in groups.items()} == {
         "CartPole-v1 ppo": 2,
-        "CartPole-v1 ppo, c0.2-s0": 2,
+        "CartPole-v1 ppo, t200-s0": 2,
     }
 
 

@@ -138,8 +138,8 @@ def test_ranks_that_compute_otherwise_are_warned_of(tmp_path: Path) -> None:
 
 def test_the_first_parameter_that_differs_between_ranks_is_named(tmp_path: Path) -> None:
     change = """
-def changed(algorithm, comm, true=loop.average):
-    learn = true(algorithm, comm)
+def changed(*arguments, true=loop.average):
+    learn = true(*arguments)
     def inner(learner, trajectory, key):
         learner, metrics = learn(learner, trajectory, key)
         kernel = learner.params["policy"]["layer1"]["kernel"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+
+import jax
 
 import lockstep
 from tests.laws.process import digest_in, options, run
-from tests.laws.table import every_algorithm, every_environment, settings
+from tests.laws.table import BATCH, every_algorithm, every_environment, settings
 
 
 def digest(logdir: Path, env: str, algo: str, name: str, **changes: object) -> str:
@@ -25,6 +28,23 @@ def test_observers_change_nothing(tmp_path: Path, env: str, algo: str) -> None:
     watched = {"watch.eval_every": 256, "watch.eval_episodes": 2, "watch.checkpoint_every": 256, "watch.keep": 1}
     watched["watch.trace"] = True
     assert digest(tmp_path, env, algo, "watched", **watched) == digest(tmp_path, env, algo, "alone")
+
+
+def test_another_budget_needs_no_other_program(tmp_path: Path) -> None:
+    def compiled(name: str, **_: object) -> None:
+        missed.append(name) if name == "/jax/compilation_cache/cache_misses" else found.append(name)
+
+    lockstep.train("Pendulum-v1", logdir=tmp_path, settings=settings(1))
+    unusual = random.randrange(BATCH, 2 * BATCH)  # which the cache on disk won't know from an earlier test
+    missed: list[str] = []
+    found: list[str] = []
+    jax.monitoring.register_event_listener(compiled)
+    try:
+        lockstep.train("Pendulum-v1", logdir=tmp_path, settings=settings(1, steps=unusual))
+    finally:
+        jax.monitoring.unregister_event_listener(compiled)
+    assert "/jax/compilation_cache/cache_hits" in found
+    assert not missed
 
 
 def test_another_process_directory_and_thread_settings_change_nothing(tmp_path: Path) -> None:
