@@ -73,6 +73,13 @@ def rows(path: Path) -> int:
     return max(file.read_text().count("\n") - 1, 0) if file.exists() else 0
 
 
+def timeless(path: Path) -> list[list[str]]:
+    """metrics.csv without what differs between any two runs: times."""
+    lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
+    kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per"))]
+    return [[line[i] for i in kept] for line in lines]
+
+
 def start_and_wait(arguments: Iterable[str], path: Path, updates: int) -> subprocess.Popen[str]:
     """Start a command and return as soon as its run has reported so many updates."""
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

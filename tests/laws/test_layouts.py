@@ -18,7 +18,17 @@ import lockstep
 from lockstep.errors import UsageError
 from lockstep.run.checkpoint import listed, newest
 from tests.laws.job import TABLES, name_of, resume_all, train_all
-from tests.laws.process import digest_in, family, on_ranks, options, rows, run, start_and_wait, wait_until_gone
+from tests.laws.process import (
+    digest_in,
+    family,
+    on_ranks,
+    options,
+    rows,
+    run,
+    start_and_wait,
+    timeless,
+    wait_until_gone,
+)
 from tests.laws.table import settings
 
 LAYOUTS = [
@@ -104,13 +114,6 @@ def cut_back(logdir: Path) -> None:
         assert later
         for checkpoint in later:
             shutil.rmtree(checkpoint)
-
-
-def timeless(path: Path) -> list[list[str]]:
-    """metrics.csv without what differs between any two runs: times."""
-    lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
-    kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per"))]
-    return [[line[i] for i in kept] for line in lines]
 
 
 @pytest.fixture(scope="module")
