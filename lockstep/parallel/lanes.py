@@ -13,12 +13,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.experimental.buffer_callback import buffer_callback
 
 from lockstep import tree
 from lockstep.core import Tree
+from lockstep.parallel import foreign
 from lockstep.parallel.comm import Comm, Solo
+from lockstep.parallel.foreign import Buffers
+
+ALLGATHER = "lockstep_allgather"  # as compiled programs name it
+_met_over: list[Comm] = []
 
 Exchange = Callable[[Tree], Tree]  # this process's stacked values -> those of all processes, in rank order
 
@@ -29,25 +32,31 @@ def alone(stacked: Tree) -> Tree:
 
 
 def exchange_over(comm: Comm) -> Exchange:
-    """The exchange inside a compiled program: a callback on its own buffers that gathers packed vectors.
+    """The exchange inside a compiled program: a call on its own buffers that gathers packed vectors.
 
-    Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere.
+    Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere. They meet
+    over the newest `comm`: a process takes part in one job at a time.
     """
     if isinstance(comm, Solo):
         return alone
-
-    def gather(context: Any, out: Any, mine: Any) -> None:
-        for dtype, vector in mine.items():
-            comm.allgather(np.asarray(vector), np.asarray(out[dtype]))
+    if not _met_over:
+        foreign.register(ALLGATHER, _allgather)
+    _met_over[:] = [comm]
 
     def exchange(stacked: Tree) -> Tree:
-        vectors = tree.pack(stacked)
-        shapes = jax.tree.map(lambda v: jax.ShapeDtypeStruct((comm.size, *v.shape), v.dtype), vectors)
-        gathered = buffer_callback(gather, shapes, has_side_effect=True)(vectors)
+        vectors, structure = jax.tree.flatten(tree.pack(stacked))
+        shapes = [jax.ShapeDtypeStruct((comm.size, *v.shape), v.dtype) for v in vectors]
+        gathered = jax.tree.unflatten(structure, jax.ffi.ffi_call(ALLGATHER, shapes, has_side_effect=True)(*vectors))
         parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(comm.size)]
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
     return exchange
+
+
+def _allgather(mine: Buffers, everyones: Buffers) -> None:
+    (comm,) = _met_over
+    for vector, rows in zip(mine, everyones, strict=True):
+        comm.allgather(vector, rows)
 
 
 class LaneBlock:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from lockstep.envs.make import spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
+from lockstep.parallel import foreign
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -331,7 +333,7 @@ Learn = Callable[[Learner, Trajectory, np.ndarray], tuple[Learner, dict[str, flo
 
 def gather(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
     """Trajectories go to the root, which updates in one compiled call; the new learner goes to everybody."""
-    update = _update(experiment, spec, alone)
+    update = _Update(experiment, spec, alone)
 
     def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
         parts = comm.gather(trajectory)
@@ -345,11 +347,22 @@ def gather(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
 
 
 def average(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
-    """Trajectories stay where they are; means travel, and every rank makes the same step."""
-    update = _update(experiment, spec, exchange_over(comm))
+    """Trajectories stay where they are; means travel, and every rank makes the same step.
+
+    One rank of each machine compiles; the others then find the program on its disk.
+    """
+    update, first = _Update(experiment, spec, exchange_over(comm)), comm.size > 1
 
     def learn(learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, dict[str, float]]:
+        nonlocal first
+        if first:
+            machines = comm.share(platform.node())
+            if machines.index(machines[comm.rank]) == comm.rank:
+                update.compile(learner, trajectory, key_data)
+            comm.share(None)
+            first = False
         learner, found = update(learner, trajectory, key_data)
+        foreign.reraise()
         return learner, {name: float(value) for name, value in found.items()}
 
     return learn
@@ -358,17 +371,23 @@ def average(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
 LEARN = {"gather": gather, "average": average}
 
 
-def _update(
-    experiment: Experiment, spec: Spec, exchange: Exchange
-) -> Callable[[Learner, Trajectory, np.ndarray], tuple[Learner, Metrics]]:
-    """The experiment's update, compiled."""
+class _Update:
+    """The experiment's update, as one program."""
 
-    def update(learner: Learner, trajectory: Trajectory, key_data: Any, budget: Any) -> tuple[Learner, Metrics]:
-        _, algorithm = assemble(experiment, spec, budget)
-        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-        return algorithm.update(learner, LaneBlock(trajectory, exchange), key)
+    def __init__(self, experiment: Experiment, spec: Spec, exchange: Exchange) -> None:
+        def update(learner: Learner, trajectory: Trajectory, key_data: Any, budget: Any) -> tuple[Learner, Metrics]:
+            _, algorithm = assemble(experiment, spec, budget)
+            key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+            return algorithm.update(learner, LaneBlock(trajectory, exchange), key)
 
-    return partial(jax.jit(update), budget=np.asarray(experiment.steps, np.int64))
+        self._program, self._budget = jax.jit(update), np.asarray(experiment.steps, np.int64)
+
+    def compile(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> None:
+        """Only that, for what is of this shape: the program is on disk then."""
+        self._program.lower(learner, trajectory, key_data, self._budget).compile()
+
+    def __call__(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, Metrics]:
+        return self._program(learner, trajectory, key_data, self._budget)
 
 
 def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import lockstep
-from tests.laws.table import EVERYTHING, FEW, SOME, settings
+from lockstep.algorithms import REGISTRY
+from lockstep.experiment import preset_table, resolve
+from tests.laws.table import ENVIRONMENTS, EVERYTHING, FEW, SOME, settings
 
 UPDATES = 4
 TABLES = {"few": FEW, "some": SOME, "everything": EVERYTHING}
 WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
+
+
+def experiments(table: str) -> list[tuple[str, str]]:
+    """Those of a table; of a preset, one for each algorithm that it has numbers for."""
+    return TABLES.get(table) or [(table, algo) for algo in REGISTRY if algo in preset_table(table)]
+
+
+def chosen(name: str, algo: str) -> dict[str, Any]:
+    """A table's experiments are small; a preset's have its own numbers, for two updates."""
+    if name in ENVIRONMENTS:
+        return settings(UPDATES, algo, **WATCHED)
+    experiment = resolve(name, algo).experiment
+    return {"steps": experiment.lanes * experiment.rows + 1, "watch.eval_every": 0}
 
 
 def name_of(env: str, algo: str) -> str:
@@ -20,12 +36,12 @@ def name_of(env: str, algo: str) -> str:
 def train_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
     """One run per experiment, named by `name_of`."""
     layout = {"layout.mode": mode, "layout.workers": workers}
-    for env, algo in TABLES[table]:
-        lockstep.train(env, algo, logdir, name_of(env, algo), settings(UPDATES, algo, **WATCHED, **layout))
+    for env, algo in experiments(table):
+        lockstep.train(env, algo, logdir, name_of(env, algo), {**chosen(env, algo), **layout})
 
 
 def resume_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
-    for env, algo in TABLES[table]:
+    for env, algo in experiments(table):
         lockstep.resume(Path(logdir) / name_of(env, algo), mode=mode, workers=workers)
 
 

@@ -16,8 +16,9 @@ import pytest
 
 import lockstep
 from lockstep.errors import UsageError
+from lockstep.experiment import preset_names
 from lockstep.run.checkpoint import listed, newest
-from tests.laws.job import TABLES, name_of, resume_all, train_all
+from tests.laws.job import experiments, name_of, resume_all, train_all
 from tests.laws.process import (
     digest_in,
     family,
@@ -93,6 +94,14 @@ def test_every_experiment_has_the_same_bits_on_every_layout(
     compare(tmp_path, expected, "everything")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_has_the_same_bits_on_ranks_with_every_algorithm(
+    tmp_path: Path, one_process: Callable[[str], Path], preset: str
+) -> None:
+    on_layout("train", tmp_path, one_process(preset), preset, 2, "average", 0)
+
+
 def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, mode: str, workers: int) -> None:
     """All experiments of a table in one job, against the same in one process."""
     arguments = [verb, str(logdir), table, mode, str(workers)]
@@ -102,7 +111,7 @@ def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, 
 
 
 def compare(logdir: Path, expected: Path, table: str) -> None:
-    for env, algo in TABLES[table]:
+    for env, algo in experiments(table):
         name = name_of(env, algo)
         assert timeless(logdir / name) == timeless(expected / name), name
 

@@ -1,0 +1,95 @@
+"""Functions that compiled programs call by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lockstep.parallel import foreign
+from lockstep.parallel.foreign import Buffers
+
+DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+SHAPES = ((), (3,), (2, 0), (2, 3, 4))
+
+
+def backwards(given: Buffers, wanted: Buffers) -> None:
+    """The last argument's bytes are the first result's."""
+    for buffer, into in zip(reversed(given), wanted, strict=True):
+        into[:] = buffer
+
+
+def moody(given: Buffers, wanted: Buffers) -> None:
+    """Raises where the first byte says so."""
+    if given[0][0]:
+        raise KeyError("mood")
+    wanted[0][:] = 7
+
+
+foreign.register("lockstep_test_backwards", backwards)
+foreign.register("lockstep_test_moody", moody)
+
+
+def call(name: str, results: Any) -> Callable[..., Any]:
+    return jax.ffi.ffi_call(f"lockstep_test_{name}", results, has_side_effect=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_buffers_are_the_bytes_of_arguments_and_results(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 2, shape).astype(dtype) for shape in SHAPES]
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in reversed(arrays)]
+    for got, sent in zip(jax.jit(call("backwards", results))(*arrays), reversed(arrays), strict=True):
+        assert got.dtype == sent.dtype
+        np.testing.assert_array_equal(got, sent)
+
+
+def test_a_loop_calls_in_its_order() -> None:
+    seen = []
+
+    def count(given: Buffers, wanted: Buffers) -> None:
+        seen.append(given[0].view(np.int32).item())
+        wanted[0].view(np.int32)[:] = seen[-1] + 3
+
+    foreign.register("lockstep_test_count", count)
+    step = call("count", jax.ShapeDtypeStruct((), jnp.int32))
+    assert jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: step(x), x))(jnp.asarray(5, jnp.int32)) == 17
+    assert seen == [5, 8, 11, 14]
+
+
+def test_what_a_function_raises_is_raised_after_the_program() -> None:
+    three = call("moody", jax.ShapeDtypeStruct((3,), jnp.uint8))
+    program = jax.jit(lambda moods: [three(mood) for mood in moods])
+    calm, angry = np.zeros((), np.uint8), np.ones((), np.uint8)
+    assert [np.asarray(answer).tolist() for answer in program([angry, angry])] == [[0, 0, 0], [0, 0, 0]]
+    with pytest.raises(KeyError, match="mood"):
+        foreign.reraise()
+    foreign.reraise()  # once: after the first nothing is called
+    assert np.asarray(program([calm])[0]).tolist() == [7, 7, 7]
+    foreign.reraise()
+
+
+def test_a_program_that_calls_one_is_kept_on_disk() -> None:
+    told: list[str] = []
+
+    def listen(name: str, **_: object) -> None:
+        told.append(name.rpartition("/")[2])
+
+    def compiled() -> Callable[[Any], Any]:
+        def program(x: Any) -> Any:
+            return call("backwards", [jax.ShapeDtypeStruct((5,), jnp.float32)])(x)
+
+        return jax.jit(program)
+
+    compiled()(np.ones(5, np.float32))
+    jax.monitoring.register_event_listener(listen)
+    try:
+        compiled()(np.ones(5, np.float32))
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+    assert "cache_hits" in told
+    assert "cache_misses" not in told
