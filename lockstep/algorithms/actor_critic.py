@@ -14,6 +14,7 @@ import optax
 from lockstep import moments, returns
 from lockstep.core import Array, Key, Lanes, Learner, Metrics, Moments, Policy, Spec, Trajectory, Tree
 from lockstep.ranges import NonNegative, Positive
+from lockstep.tracing import traced_once, zeros
 
 
 @dataclass(frozen=True)
@@ -285,12 +286,11 @@ def chunk_mean(fn: Callable[[Any, Array], Any], rows: Tree, count: Array) -> Any
         return jax.tree.map(lambda leaf: leaf * real.sum().astype(leaf.dtype), fn(part, real))
 
     def add(number: Array, sums: Any) -> Any:
-        return jax.tree.map(jnp.add, sums, at(number))
+        return jax.tree.map(jnp.add, sums, traced(number))
 
-    shapes = jax.eval_shape(at, jnp.zeros((), jnp.int32))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    chunks = (-(-count // chunk)).astype(jnp.int32)
-    sums = jax.lax.fori_loop(jnp.zeros((), jnp.int32), chunks, add, zeros)
+    traced, shapes = traced_once(at, jnp.zeros((), jnp.int32))
+    nothing, chunks = zeros(shapes), (-(-count // chunk)).astype(jnp.int32)
+    sums = jax.lax.fori_loop(jnp.zeros((), jnp.int32), chunks, add, nothing)
     return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1).astype(leaf.dtype), sums)
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from lockstep.algorithms import actor_critic as ac
 from lockstep.algorithms.actor_critic import Batch, Estimate, Setup
 from lockstep.core import Array, Key, Lanes, Metrics, Output, Tree
+from lockstep.tracing import traced_once, zeros
 
 
 class Passes(Protocol):
@@ -127,16 +128,17 @@ def repeated(
 ) -> tuple:
     """Up to `epochs` epochs, while the last was calm. The metrics are the last one's, but for the first ratio."""
 
+    none = jnp.zeros((), jnp.int32)
+    traced, (_, shapes) = traced_once(epoch, carry, none)
+
     def going_on(state: tuple) -> Array:
         _, metrics, done = state
         return (done < epochs) & calm(metrics)
 
     def more(state: tuple) -> tuple:
         carry, last, done = state
-        carry, metrics = epoch(carry, done)
+        carry, metrics = traced(carry, done)
         metrics["first_ratio_error"] = jnp.where(done == 0, metrics["first_ratio_error"], last["first_ratio_error"])
         return carry, metrics, done + 1
 
-    _, shapes = jax.eval_shape(epoch, carry, jnp.zeros((), jnp.int32))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    return jax.lax.while_loop(going_on, more, (carry, nothing, jnp.zeros((), jnp.int32)))
+    return jax.lax.while_loop(going_on, more, (carry, zeros(shapes), none))

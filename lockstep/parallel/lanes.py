@@ -19,6 +19,7 @@ from lockstep.core import Tree
 from lockstep.parallel import foreign
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.foreign import Buffers
+from lockstep.tracing import traced_once, zeros
 
 ALLGATHER = "lockstep_allgather"  # as compiled programs name it
 _met_over: list[Comm] = []
@@ -74,14 +75,21 @@ class LaneBlock:
 
     def mean(self, fn: Callable[[Any], Any], weight: Callable[[Any], Any] | None = None) -> Any:
         """Sums are of lanes in one order, whoever holds them; with `weight`, those of the weights travel too."""
-        like = jax.eval_shape(lambda: fn(self._pick(0)))
+        like: Tree = None
+
+        def packed(lane: Any) -> Tree:
+            nonlocal like
+            values = fn(lane)
+            like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), values)
+            return tree.pack(values)
+
         if weight is None:
-            parts, count = self._sums(lambda lane: tree.pack(fn(lane)))
+            parts, count = self._sums(packed)
             return tree.unpack(_fenced(lambda: _divided(_added(parts), count)), like)
 
         def weighted(lane: Any) -> tuple[Tree, Any]:
             share = jnp.asarray(weight(lane), jnp.float64)
-            return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), tree.pack(fn(lane))), share
+            return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), packed(lane)), share
 
         parts, _ = self._sums(weighted)
         return tree.unpack(_fenced(lambda: _divided(*_added(parts))), like)
@@ -110,13 +118,15 @@ class LaneBlock:
         return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, i, 0, False), self._padded)
 
     def _loop(self, fn: Callable[[Any], Any]) -> Tree:
+        lane = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._padded)
+        traced, shapes = traced_once(fn, lane)
+
         def body(i: Any, out: Tree) -> Tree:
             return jax.tree.map(
-                lambda leaf, value: jax.lax.dynamic_update_index_in_dim(leaf, value, i, 0), out, fn(self._pick(i))
+                lambda leaf, value: jax.lax.dynamic_update_index_in_dim(leaf, value, i, 0), out, traced(self._pick(i))
             )
 
         width = max(self._count, 2)
-        shapes = jax.eval_shape(lambda: fn(self._pick(0)))
         out = jax.tree.map(lambda leaf: jnp.zeros((width, *leaf.shape), leaf.dtype), shapes)
         trips = jax.lax.optimization_barrier(jnp.asarray(self._count, jnp.int32))
         return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), trips, body, out)
@@ -136,9 +146,10 @@ def _fenced(values: Callable[[], Tree]) -> Tree:
     The compiler drops `optimization_barrier` before it fuses: a sum would become part of whatever follows it, and its
     rounding that of a program that differs between layouts. Nothing is fused across a loop.
     """
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(values))
+    traced, shapes = traced_once(values)
+    nothing = zeros(shapes)
     once = jax.lax.optimization_barrier(jnp.asarray(1, jnp.int32))
-    return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), once, lambda _, __: values(), nothing)
+    return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), once, lambda _, __: traced(), nothing)
 
 
 def _at_least_two(leaf: Any) -> Any:
