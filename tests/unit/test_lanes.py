@@ -150,3 +150,22 @@ def test_a_weighted_mean_is_that_of_numpy(count: int) -> None:
 def test_a_lane_without_weight_does_not_count() -> None:
     x, weights = np.float64([[1.0], [50.0], [3.0]]), np.int64([2, 0, 2])
     assert LaneBlock((x, weights)).mean(lambda lane: lane[0], lambda lane: lane[1])[0] == 2.0
+
+
+@pytest.mark.parametrize("weight", [None, lambda lane: lane.sum()], ids=["plain", "weighted"])
+def test_what_is_done_to_a_lane_is_traced_once(weight: Any) -> None:
+    """Loops within loops would multiply what each adds to the time until a run starts."""
+    traced = []
+
+    def inner(lane: Any) -> Any:
+        traced.append(lane)
+        return lane * 2
+
+    def outer(lane: Any) -> Any:
+        return LaneBlock(jnp.stack([lane, lane])).mean(inner)
+
+    data = jnp.arange(12.0).reshape(4, 3)
+    np.testing.assert_allclose(jax.jit(lambda data: LaneBlock(data).map(outer).held())(data), 2 * data)
+    assert len(traced) == 1
+    jax.jit(lambda data: LaneBlock(data).mean(inner, weight))(data)
+    assert len(traced) == 2
