@@ -8,6 +8,7 @@ single lane differently; what follows a mean is fenced from what precedes it, by
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +44,16 @@ def exchange_over(comm: Comm) -> Exchange:
     if not _met_over:
         foreign.register(ALLGATHER, _allgather)
     _met_over[:] = [comm]
+    return _exchange_among(comm.size)
 
+
+@functools.cache
+def _exchange_among(ranks: int) -> Exchange:
     def exchange(stacked: Tree) -> Tree:
         vectors, structure = jax.tree.flatten(tree.pack(stacked))
-        shapes = [jax.ShapeDtypeStruct((comm.size, *v.shape), v.dtype) for v in vectors]
+        shapes = [jax.ShapeDtypeStruct((ranks, *v.shape), v.dtype) for v in vectors]
         gathered = jax.tree.unflatten(structure, jax.ffi.ffi_call(ALLGATHER, shapes, has_side_effect=True)(*vectors))
-        parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(comm.size)]
+        parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(ranks)]
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
 
     return exchange

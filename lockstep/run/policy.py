@@ -12,30 +12,16 @@ import numpy as np
 
 from lockstep import tree
 from lockstep.address import Purpose, words
-from lockstep.algorithms import REGISTRY
-from lockstep.algorithms.actor_critic import Setup
-from lockstep.collect import Actor, make_actor
-from lockstep.core import Algorithm, Array, Discrete, Learner, Policy, Spec
+from lockstep.collect import Actor
+from lockstep.core import Algorithm, Discrete, Learner, Spec
 from lockstep.envs.make import commands, spec_for
 from lockstep.errors import FileFault, UsageError
-from lockstep.experiment import Experiment, algorithm_name
-from lockstep.networks import mlp_policy
+from lockstep.experiment import Experiment
 from lockstep.run import checkpoint, directory
 from lockstep.run.checkpoint import Checkpoint
+from lockstep.run.programs import Recipe, actor_of, assemble
 
 TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
-
-
-def assemble(experiment: Experiment, spec: Spec, budget: Array | None = None) -> tuple[Policy, Algorithm]:
-    """The experiment's policy and algorithm, for environments of this spec.
-
-    Inside a compiled program the budget is one of its arguments: another number of steps is no other program.
-    """
-    policy = mlp_policy(experiment.policy, spec)
-    steps = experiment.steps if budget is None else budget
-    setup = Setup(policy, spec, experiment.normalize, steps, lanes=experiment.lanes, rows=experiment.rows)
-    setup = setup._replace(padded=experiment.collect.episodes > 0)
-    return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
 
 
 def first_learner(algorithm: Algorithm, seed: int) -> Learner:
@@ -106,6 +92,6 @@ def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     experiment = directory.read_config(run).experiment
     path, saved = find(run, which)
     spec = spec_for(experiment.env)
-    policy, algorithm = assemble(experiment, spec)
-    actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
-    return TrainedPolicy(experiment, spec, learner_from(saved.learner, algorithm, path), actor)
+    _, algorithm = assemble(experiment, spec)
+    learner = learner_from(saved.learner, algorithm, path)
+    return TrainedPolicy(experiment, spec, learner, actor_of(Recipe(experiment, spec)))

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from lockstep import tree
 from lockstep.address import Purpose, words
 from lockstep.algorithms import REGISTRY
-from lockstep.collect import Collector, Episode, make_actor
+from lockstep.collect import Collector, Episode
 from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
 from lockstep.envs.local import LocalEnvs
@@ -31,12 +31,13 @@ from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageErro
 from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel import foreign
 from lockstep.parallel.comm import Comm, Solo
-from lockstep.parallel.lanes import Exchange, LaneBlock, alone, exchange_over
+from lockstep.parallel.lanes import Exchange, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
-from lockstep.run.policy import TrainedPolicy, assemble, first_learner, learner_from
+from lockstep.run.policy import TrainedPolicy, first_learner, learner_from
+from lockstep.run.programs import Recipe, actor_of, assemble, update_of
 from lockstep.run.progress import Progress
 from lockstep.run.report import Observer, Reporter, Silent, Update
 from lockstep.run.saver import Saver
@@ -203,8 +204,8 @@ def _run(
     experiment, watch = config.experiment, config.watch
     timeline = Timeline() if watch.trace else Untimed()
     comm = timeline.over(comm)
-    policy, algorithm = assemble(experiment, envs.spec)
-    actor = make_actor(policy, experiment.normalize, experiment.length, experiment.envs_per_lane)
+    _, algorithm = assemble(experiment, envs.spec)
+    actor = actor_of(Recipe(experiment, envs.spec))
     learn = timeline.around("update", LEARN[config.layout.mode](experiment, envs.spec, comm))
     discount = experiment.algo.discount  # type: ignore[attr-defined]
     lanes, whole = _lanes_of(experiment, comm), experiment.collect.episodes
@@ -375,12 +376,8 @@ class _Update:
     """The experiment's update, as one program."""
 
     def __init__(self, experiment: Experiment, spec: Spec, exchange: Exchange) -> None:
-        def update(learner: Learner, trajectory: Trajectory, key_data: Any, budget: Any) -> tuple[Learner, Metrics]:
-            _, algorithm = assemble(experiment, spec, budget)
-            key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-            return algorithm.update(learner, LaneBlock(trajectory, exchange), key)
-
-        self._program, self._budget = jax.jit(update), np.asarray(experiment.steps, np.int64)
+        self._program = update_of(Recipe(experiment, spec), exchange)
+        self._budget = np.asarray(experiment.steps, np.int64)
 
     def compile(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> None:
         """Only that, for what is of this shape: the program is on disk then."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
-import jax
+import pytest
 
 import lockstep
+from lockstep.run.programs import actor_of, update_of
 from tests.laws.process import digest_in, options, run, timeless
 from tests.laws.table import BATCH, every_algorithm, every_environment, settings
 
@@ -30,21 +30,14 @@ def test_observers_change_nothing(tmp_path: Path, env: str, algo: str) -> None:
     assert digest(tmp_path, env, algo, "watched", **watched) == digest(tmp_path, env, algo, "alone")
 
 
-def test_another_budget_needs_no_other_program(tmp_path: Path) -> None:
-    def compiled(name: str, **_: object) -> None:
-        missed.append(name) if name == "/jax/compilation_cache/cache_misses" else found.append(name)
-
+def test_another_seed_or_budget_needs_no_other_programs(tmp_path: Path) -> None:
     lockstep.train("Pendulum-v1", logdir=tmp_path, settings=settings(1))
-    unusual = random.randrange(BATCH, 2 * BATCH)  # which the cache on disk won't know from an earlier test
-    missed: list[str] = []
-    found: list[str] = []
-    jax.monitoring.register_event_listener(compiled)
-    try:
-        lockstep.train("Pendulum-v1", logdir=tmp_path, settings=settings(1, steps=unusual))
-    finally:
-        jax.monitoring.unregister_event_listener(compiled)
-    assert "/jax/compilation_cache/cache_hits" in found
-    assert not missed
+    before = [programs.cache_info().misses for programs in (actor_of, update_of)]
+    lockstep.train("Pendulum-v1", logdir=tmp_path, name="other", settings=settings(1, steps=BATCH + 64, seed=4))
+    assert [programs.cache_info().misses for programs in (actor_of, update_of)] == before
+    names, *rows = timeless(tmp_path / "other")
+    rates = [float(row[names.index("learning_rate")]) for row in rows]
+    assert rates == pytest.approx([3e-4, 3e-4 * 64 / (BATCH + 64)]), "by its own budget"
 
 
 def test_another_process_directory_and_thread_settings_change_nothing(tmp_path: Path) -> None:
