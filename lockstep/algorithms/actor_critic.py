@@ -286,7 +286,7 @@ def chunk_mean(fn: Callable[[Any, Array], Any], rows: Tree, count: Array) -> Any
         return jax.tree.map(lambda leaf: leaf * real.sum().astype(leaf.dtype), fn(part, real))
 
     def add(number: Array, sums: Any) -> Any:
-        return jax.tree.map(jnp.add, sums, traced(number))
+        return jax.tree.map(jnp.add, sums, traced(number.astype(jnp.int32)))
 
     traced, shapes = traced_once(at, jnp.zeros((), jnp.int32))
     nothing, chunks = zeros(shapes), (-(-count // chunk)).astype(jnp.int32)
