@@ -47,11 +47,13 @@ class Seen(NamedTuple):
     observation: np.ndarray
 
 
-def stepped(envs: Envs, actions: np.ndarray) -> Seen:
-    """One step, written over what no environment says."""
+def stepped(envs: Envs, actions: np.ndarray, before: np.ndarray | None = None) -> Seen:
+    """One step, written over what no environment says. `before`: what the policy saw, where memory is not shared."""
     rollout = envs.rollout(1)
     for array in (*rollout[:4], rollout.observation[1:]):
         array[:] = 77
+    if before is not None:
+        rollout.observation[0] = before
     envs.step(actions, rollout, 0)
     seen = followed(rollout, 0)
     rollout.observation[0] = seen.observation

@@ -180,14 +180,14 @@ def test_an_environment_that_rests_keeps_its_observation_and_its_episode(kind: K
     with kind(Env(SCRIPTED, kwargs={"length": 3}), 0, [0, 1]) as envs:
         started(envs)
         action = actions_for(envs, 1)[0]
-        before = stepped(envs, action)
+        first = out = stepped(envs, action)
         envs.resting[0] = True
         for _ in range(5):
-            out = stepped(envs, action)
+            out = stepped(envs, action, out.observation)
         assert len(envs.running(0)[1]) == 1
         assert envs.running(1)[0] == 2
         assert (out.reward[0], out.truncated[0]) == (0, False)
-        np.testing.assert_array_equal(out.observation[0], before.observation[0])
+        np.testing.assert_array_equal(out.observation[0], first.observation[0])
         envs.resting[:] = False
         stepped(envs, action)
         assert len(envs.running(0)[1]) == 2
