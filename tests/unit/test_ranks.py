@@ -98,7 +98,8 @@ def test_the_exit_status_is_the_scripts(tmp_path: Path, ending: str, status: int
 
 
 def test_ctrl_c_ends_all_ranks(tmp_path: Path) -> None:
-    file = script(tmp_path, 2, "ranks.print0('ready')", "ranks.gather(1) if ranks.rank else time.sleep(100)")
+    waiting = "ranks.gather(1) if ranks.rank else time.sleep(100)"
+    file = script(tmp_path, 2, "ranks.gather(0)", "ranks.print0('ready')", waiting)  # all are there, not the root alone
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
