@@ -29,6 +29,7 @@ PAUSE_S = 0.0002
 LARGE = 2**18  # bytes from which a message goes straight from memory to memory, when both sides are there
 TOGETHER_S = 1.0  # how long a rank that failed waits for others that fail of the same cause
 FAILED = 3  # the tag of such news
+HEARD_S = 0.2  # what a rank says last takes so long to pass through the launcher, which is silent once ranks are ended
 
 
 class Comm(Protocol):
@@ -259,6 +260,7 @@ class Mpi:
         who = f"lockstep: rank {self.rank}" + (f" of {self.size}" if self.size > 1 else "")
         print(f"{who}: {message}", file=sys.__stderr__, flush=True)
         write_status(status)
+        time.sleep(HEARD_S)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # all is said: MPI's own line would say less
         self._world.Abort(status)
 
