@@ -37,7 +37,7 @@ def mlp_init(key: Key, sizes: tuple[int, ...], last_scale: float) -> Tree:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _orthogonal(key: Key, n_in: int, n_out: int) -> Array:
-    """Compiled once for a shape, whatever network it is for: it takes longer to compile than to wait for the rest."""
+    """A program of its own, compiled once for a shape, whatever network and algorithm it is for."""
     return jax.nn.initializers.orthogonal()(key, (n_in, n_out), jnp.float32)
 
 

@@ -44,9 +44,8 @@ SOME = [
     if algo == "ppo" or i % len(ENVIRONMENTS) == j
 ]
 
-FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where there are more processes than cores
+FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where more processes than cores work on every update
 
-every_environment = pytest.mark.parametrize(("env", "algo"), FEW, ids=lambda value: str(value))
 every_algorithm = pytest.mark.parametrize(("env", "algo"), SOME, ids=lambda value: str(value))
 
 

@@ -40,7 +40,7 @@ LAYOUTS = [
     (1, "gather", 2),
     (2, "average", 2),
 ]
-CROWDED = [(4, "gather", 0), (4, "average", 0), (2, "average", 2)]
+CROWDED = [(4, "average", 0), (2, "average", 2)]
 LONG = 40  # enough that a run is still going on when it is stopped or killed
 
 

@@ -9,7 +9,7 @@ import pytest
 import lockstep
 from lockstep.run.programs import actor_of, update_of
 from tests.laws.process import digest_in, options, run, timeless
-from tests.laws.table import BATCH, every_algorithm, every_environment, settings
+from tests.laws.table import BATCH, every_algorithm, settings
 
 
 def digest(logdir: Path, env: str, algo: str, name: str, **changes: object) -> str:
@@ -23,7 +23,7 @@ def test_same_seed_same_bits_and_another_seed_others(tmp_path: Path, env: str, a
     assert digest(tmp_path, env, algo, "other", seed=4) != first
 
 
-@every_environment
+@every_algorithm
 def test_observers_change_nothing(tmp_path: Path, env: str, algo: str) -> None:
     watched = {"watch.eval_every": 256, "watch.eval_episodes": 2, "watch.checkpoint_every": 256, "watch.keep": 1}
     watched["watch.trace"] = True
