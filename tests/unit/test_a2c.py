@@ -9,7 +9,6 @@ import pytest
 from lockstep.algorithms.a2c import A2C, a2c
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.core import Trajectory
-from lockstep.parallel.lanes import LaneBlock
 from tests.linear import (
     SPEC,
     Adam,
@@ -25,6 +24,7 @@ from tests.linear import (
     trajectory,
     value,
 )
+from tests.quick import update_of
 
 SHAPE = LANES, STEPS, ENVS = 2, 5, 3
 BUDGET = 4 * LANES * STEPS * ENVS
@@ -64,12 +64,13 @@ def rmsprop(weights: Weights, square: Weights, slope: Weights, rate: float, conf
 def test_steps_are_those_that_numpy_makes(config: A2C) -> None:
     """Two of them: the second has the optimizer's and the normalisers' memory of the first."""
     algorithm = a2c(config, Setup(linear_policy(), SPEC, Normalize(), BUDGET, lanes=LANES, rows=STEPS * ENVS))
+    update = update_of(algorithm)
     learner, square, adam, history = algorithm.init(jax.random.key(0)), Weights(), Adam(), list[Trajectory]()
     weights = named(learner.params)
     for number in range(2):
         before, rate = weights, 0.1 * (1.0 if config.schedule == "constant" else 1 - number / 4)
         history.append(trajectory(SHAPE, [(0, 2, 1)], [(1, 1, 0), (0, 4, 2)], seed=number))
-        learner, metrics = algorithm.update(learner, LaneBlock(history[-1]), jax.random.key(1))
+        learner, metrics = update(learner, history[-1])
         step = slope(weights, normalised(history), config)
         if config.optimizer == "adam":
             weights, adam = adam.step(weights, step, rate, config.epsilon)

@@ -18,6 +18,7 @@ from lockstep.optim import kfac
 from lockstep.parallel.lanes import LaneBlock
 from tests import linear
 from tests.linear import Weights
+from tests.quick import Update, quick, update_of
 from tests.unit.test_ppo import LANES, SPECS, E, T, numpy_advantages, trajectories
 
 UNBOUNDED: dict[str, Any] = {
@@ -34,15 +35,15 @@ OFF = Normalize(observation=False, reward=False)
 
 
 class Made(NamedTuple):
-    """ACKTR on a small policy. Its update is not compiled: that would take most of these tests' time."""
+    """ACKTR on a small policy."""
 
     setup: Setup
     algorithm: Algorithm
     learner: Learner
+    update: Update
 
     def __call__(self, learner: Learner, data: Trajectory, key: int = 1) -> tuple[Learner, dict[str, float]]:
-        with jax.disable_jit():
-            learner, metrics = self.algorithm.update(learner, LaneBlock(data), jax.random.key(key))
+        learner, metrics = self.update(learner, data, key)
         return learner, {name: float(value) for name, value in metrics.items()}
 
 
@@ -50,7 +51,7 @@ def make(kind: str, hidden: tuple[int, ...] = (5,), rows: int = T * E, **changes
     policy = mlp_policy(MLP(hidden=hidden, last_scale=1.0), SPECS[kind])
     setup = Setup(policy, SPECS[kind], OFF, budget=10_000, lanes=LANES, rows=rows)
     algorithm = acktr(ACKTR(**{**UNBOUNDED, **changes}), setup)
-    return Made(setup, algorithm, algorithm.init(jax.random.key(0)))
+    return Made(setup, algorithm, algorithm.init(jax.random.key(0)), update_of(algorithm))
 
 
 def wide_trajectories(run: Made, envs: int) -> Trajectory:
@@ -207,7 +208,7 @@ def test_updates_are_those_that_numpy_makes(config: ACKTR) -> None:
     """Three of them: factors, momentum and normalisers are remembered, and the schedule shortens the policy's steps."""
     setup = Setup(linear.linear_policy(), linear.SPEC, Normalize(), budget=120, lanes=2, rows=15)
     algorithm = acktr(config, setup)
-    run = Made(setup, algorithm, algorithm.init(jax.random.key(0)))
+    run = Made(setup, algorithm, algorithm.init(jax.random.key(0)), update_of(algorithm))
     learner, history = run.learner, list[Trajectory]()
     weights = linear.named(learner.params)
     actor, critic = Curved({"line": "wb", "spread": "s"}, {}, {}), Curved({"line": "vc"}, {}, {})
@@ -366,7 +367,7 @@ def test_the_schedule_shortens_steps_to_nothing_at_the_end_of_the_budget() -> No
 
 def test_an_update_compiles_once_and_keeps_every_dtype() -> None:
     run = make("gaussian")
-    update = jax.jit(lambda learner, data, key: run.algorithm.update(learner, LaneBlock(data), key))
+    update = quick(lambda learner, data, key: run.algorithm.update(learner, LaneBlock(data), key))
     learner = run.learner
     for i in range(3):
         learner, _ = update(learner, trajectories("gaussian", i), jax.random.key(i))

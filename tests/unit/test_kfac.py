@@ -14,6 +14,7 @@ from lockstep.distributions import Gaussian, gaussian
 from lockstep.networks import MLP, mlp_policy
 from lockstep.optim import kfac
 from lockstep.optim.kfac import Basis, Factors, Rule, State
+from tests.quick import quick
 
 SPECS = {
     "gaussian": Spec(ArraySpec((3,), "float32"), Box(-np.ones(2, np.float32), np.ones(2, np.float32), "float32")),
@@ -56,8 +57,8 @@ def tapped(kind: str, rows: int) -> dict[str, Any]:
         return jax.tree.map(jnp.sum, heads(output)), inputs
 
     shifts = {part: kfac.no_shifts(params[part], rows) for part in params}
-    outputs, inputs = jax.jacrev(by_shifts, has_aux=True)(shifts)
-    rowwise = jax.jacrev(lambda p: heads(policy.evaluate(p, observation, ())))(params)
+    outputs, inputs = quick(jax.jacrev(by_shifts, has_aux=True))(shifts)
+    rowwise = quick(jax.jacrev(lambda p: heads(policy.evaluate(p, observation, ()))))(params)
     return {
         part: (
             inputs[part],

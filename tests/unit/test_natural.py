@@ -22,6 +22,7 @@ from lockstep.optim.natural import (
     line_search,
     natural_direction,
 )
+from tests.quick import quick
 from tests.unit.test_ppo import SPECS
 
 RNG = np.random.default_rng(5)
@@ -50,15 +51,17 @@ def explicit_fisher(kind: str, family: Distribution, weights: Array, outputs: Ca
         pairs = list(itertools.product(range(3), repeat=2))
         actions = [said.mean + jnp.exp(said.log_std) * nodes[np.array([pair])] for pair in pairs]
         chances = [np.full(20, shares[a] * shares[b] / (2 * np.pi)) for a, b in pairs]
+    score_of = quick(jax.jacobian(lambda w, action: family.log_prob(outputs(w), action)))
     total = jnp.zeros((weights.size, weights.size))
     for action, chance in zip(actions, chances, strict=True):
-        scores = jax.jacobian(lambda w, a=action: family.log_prob(outputs(w), a))(weights)
+        scores = score_of(weights, action)
         total += jnp.einsum("r,ri,rj->ij", chance, scores, scores) / 20
     return total
 
 
 def product_matrix(family: Distribution, weights: Array, outputs: Callable[[Array], Any]) -> Array:
-    return jax.vmap(lambda v: fisher_product(outputs, family.fisher, weights, v))(jnp.eye(weights.size))
+    columns = jax.vmap(lambda v: fisher_product(outputs, family.fisher, weights, v))
+    return quick(columns)(jnp.eye(weights.size))
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -72,7 +75,7 @@ def test_the_fisher_product_is_that_of_the_expected_outer_product_of_scores(kind
 def test_the_fisher_product_is_that_of_the_hessian_of_the_mean_kl(kind: str) -> None:
     policy, weights, outputs = small(kind)
     old = outputs(weights)
-    hessian = jax.hessian(lambda w: policy.distribution.kl(old, outputs(w)).mean())(weights)
+    hessian = quick(jax.hessian(lambda w: policy.distribution.kl(old, outputs(w)).mean()))(weights)
     np.testing.assert_allclose(product_matrix(policy.distribution, weights, outputs), hessian, atol=1e-12)
 
 

@@ -17,6 +17,7 @@ from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
 from lockstep.core import ArraySpec, Box, Discrete, Learner, Spec, Trajectory
 from lockstep.networks import MLP, mlp_policy
 from lockstep.parallel.lanes import LaneBlock
+from tests.quick import quick, update_of
 
 LANES, T, E = 4, 8, 2
 SPECS = {
@@ -104,7 +105,7 @@ def test_first_step_is_adam_on_the_gradient_of_the_restated_loss(kind: str) -> N
     config = PPO(minibatch=LANES * T * E, epochs=1, schedule="constant", learning_rate=1e-3, max_gradient=1e9)
     _, algorithm, learner = make(kind, schedule="constant", learning_rate=1e-3, max_gradient=1e9)
     data = trajectories(kind)
-    new, metrics = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
+    new, metrics = update_of(algorithm)(learner, data)
     old = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), learner.params)
     gradient_square = 0.0
     for name, leaf in tree.paths(old).items():
@@ -138,7 +139,7 @@ def test_the_first_ratio_of_an_update_is_exactly_one(kind: str) -> None:
 def test_reported_kl_and_explained_variance_are_those_of_the_restatement() -> None:
     _, algorithm, learner = make("categorical", learning_rate=1e-2)
     data = trajectories("categorical")
-    new, metrics = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
+    new, metrics = update_of(algorithm)(learner, data)
     observation = np.asarray(data.observation, float)
     before, after = (
         scipy.special.log_softmax(numpy_network(params["policy"], observation), -1)
@@ -155,7 +156,7 @@ def test_early_stop_makes_no_further_epoch() -> None:
     epochs = {}
     for target in (0.0, 1e-9, 1e9):
         algorithm = ppo(PPO(minibatch=64, epochs=5, learning_rate=1e-2, target_kl=target), setup)
-        _, metrics = algorithm.update(learner, LaneBlock(trajectories("gaussian")), jax.random.key(1))
+        _, metrics = update_of(algorithm)(learner, trajectories("gaussian"))
         epochs[target] = int(metrics["epochs"])
     assert epochs == {0.0: 5, 1e-9: 2, 1e9: 5}, "one minibatch an epoch: the first epoch's ratio is one, its KL zero"
 
@@ -175,7 +176,7 @@ def test_observations_are_seen_as_the_acting_policy_saw_them() -> None:
     data = trajectories("gaussian")
     _, batches = ac.prepare(setup, learner, LaneBlock(data))
     np.testing.assert_array_equal(batches.all().observation, np.clip(data.observation, -10, 10))
-    new, _ = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
+    new, _ = update_of(algorithm)(learner, data)
     np.testing.assert_allclose(new.observation.mean, data.observation.reshape(-1, 3).mean(0, dtype=float), atol=1e-12)
     _, batches = ac.prepare(setup, new, LaneBlock(data))
     flat = np.asarray(batches.all().observation).reshape(-1, 3)
@@ -195,7 +196,7 @@ def test_value_clipping_bounds_what_an_update_can_gain() -> None:
     moved = []
     for clip in (0.0, 1e-3):
         algorithm = ppo(PPO(minibatch=64, epochs=20, learning_rate=1e-2, value_clip=clip), setup)
-        new, _ = algorithm.update(learner, LaneBlock(trajectories("gaussian")), jax.random.key(1))
+        new, _ = update_of(algorithm)(learner, trajectories("gaussian"))
         old_value, new_value = (
             numpy_network(params["value"], np.asarray(trajectories("gaussian").observation, float))
             for params in (learner.params, new.params)
@@ -221,7 +222,7 @@ def test_an_update_compiles_once() -> None:
         traces += 1
         return algorithm.update(learner, LaneBlock(data), key)
 
-    compiled = jax.jit(update)
+    compiled = quick(update)
     for i in range(3):
         learner, _ = compiled(learner, trajectories("gaussian", i), jax.random.key(i))
     assert traces == 1

@@ -16,9 +16,9 @@ from lockstep.algorithms.ppo_kl import PPOKL, Replay, _order, _window, ppo_kl, p
 from lockstep.core import Learner, Trajectory
 from lockstep.experiment import resolve
 from lockstep.networks import MLP, from_dimensions, mlp_policy
-from lockstep.parallel.lanes import LaneBlock
 from tests import linear
 from tests.linear import Adam, Weights
+from tests.quick import update_of
 
 COADY: Any = resolve("coady").experiment.algo
 BATCH_PPO: Any = resolve("batch-ppo").experiment.algo
@@ -276,8 +276,7 @@ class Problem(NamedTuple):
 def made(case: str) -> tuple[Learner, Any]:
     """A case's first learner and its compiled update."""
     algorithm = ppo_kl(CASES[case], Problem(case in EPISODES).setup())
-    update = jax.jit(lambda learner, data, key: algorithm.update(learner, LaneBlock(data), key))
-    return algorithm.init(jax.random.key(0)), update
+    return algorithm.init(jax.random.key(0)), update_of(algorithm)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -290,7 +289,7 @@ def test_updates_are_those_that_numpy_makes(case: str) -> None:
     for number in range(3):
         key, share = jax.random.key(number), 1.0 if config.schedule == "constant" else 1 - number / 4
         history.append(problem.data(number))
-        learner, metrics = update(learner, history[-1], key)
+        learner, metrics = update(learner, history[-1], number)
         data, before = linear.normalised(history), memory
         if not problem.padded:
             data = data._replace(real=np.ones(problem.shape, bool))
@@ -312,7 +311,7 @@ def test_a_minibatch_without_any_row_that_counts_does_no_harm() -> None:
     (learner, update), real = made("minibatches"), np.zeros((3, 6, 2), bool)
     real[1, 0, 0] = True
     data = linear.whole_episodes()._replace(real=real, terminated=real)
-    new, metrics = update(learner, data, jax.random.key(1))
+    new, metrics = update(learner, data)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((new.params, new.optimizer, metrics["kl"])))
     assert float(metrics["kl"]) > 0
 
@@ -331,7 +330,7 @@ def test_rates_are_divided_by_the_root_of_the_second_layers_width() -> None:
     )
     algorithm = ppo_kl(config, problem.setup()._replace(policy=policy, normalize=linear.OFF))
     learner = algorithm.init(jax.random.key(0))
-    new, metrics = jax.jit(lambda data: algorithm.update(learner, LaneBlock(data), jax.random.key(1)))(data)
+    new, metrics = update_of(algorithm)(learner, data)
 
     def losses(params: Any) -> Any:
         output = policy.evaluate(params, data.observation, ())

@@ -17,9 +17,9 @@ from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.algorithms.reinforce import Reinforce, outcome, reinforce
 from lockstep.core import ArraySpec, Discrete, Spec, Trajectory
 from lockstep.networks import MLP, mlp_policy
-from lockstep.parallel.lanes import LaneBlock
 from tests import linear
 from tests.linear import Adam, Weights
+from tests.quick import update_of
 
 HORIZON = 3
 SPEC = Spec(ArraySpec((3,), "float32"), Discrete(2, 0, "int64"))
@@ -94,7 +94,7 @@ PLAIN = {"learning_rate": 1e4, "adam_epsilon": 1e4, "schedule": "constant", "max
 def test_the_gradient_is_that_of_the_expected_return(baseline: Any) -> None:
     """Also with a baseline: it changes single episodes' shares, not their mean over all courses."""
     algorithm, learner = uniform(Reinforce(baseline=baseline, **PLAIN))
-    new, _ = algorithm.update(learner, LaneBlock(episodes()), jax.random.key(1))
+    new, _ = update_of(algorithm)(learner, episodes())
     step = np.asarray(new.params["policy"]["layer0"]["kernel"], float)
     exact = np.zeros((HORIZON, 2))
     for index in np.ndindex(exact.shape):
@@ -163,11 +163,12 @@ def test_updates_are_those_that_numpy_makes(config: Reinforce) -> None:
     config = replace(config, discount=0.9, learning_rate=0.1, value_learning_rate=0.05, adam_epsilon=0.1)
     setup = Setup(linear.linear_policy(), linear.SPEC, Normalize(), budget=76, lanes=3, rows=12, padded=True)
     algorithm = reinforce(config, setup)
+    update = update_of(algorithm)
     learner, memory, history = algorithm.init(jax.random.key(0)), Memory(), list[Trajectory]()
     weights = linear.named(learner.params)
     for share in (1.0, 1.0 if config.schedule == "constant" else 0.75):
         history.append(linear.whole_episodes(seed=len(history)))
-        learner, metrics = algorithm.update(learner, LaneBlock(history[-1]), jax.random.key(1))
+        learner, metrics = update(learner, history[-1])
         before = weights
         weights, memory = restated(config, weights, memory, linear.normalised(history), share)
         for name, array in linear.named(learner.params).items():
@@ -198,8 +199,8 @@ def test_padding_is_never_learnt_from() -> None:
         reward=np.where(away, np.float32(7), data.reward),
         action=np.where(away, 1, data.action).astype(np.int32),
     )
-    one, _ = algorithm.update(learner, LaneBlock(data), jax.random.key(1))
-    two, _ = algorithm.update(learner, LaneBlock(other), jax.random.key(1))
+    update = update_of(algorithm)
+    (one, _), (two, _) = update(learner, data), update(learner, other)
     for name, leaf in tree.paths(one).items():
         np.testing.assert_allclose(leaf, tree.paths(two)[name], rtol=1e-5, atol=1e-7, err_msg=name)
     assert int(one.steps) == data.real.sum()
@@ -209,7 +210,7 @@ def test_padding_is_never_learnt_from() -> None:
 def test_without_a_value_baseline_the_value_network_stays_and_is_named(baseline: Any) -> None:
     config = Reinforce(baseline=baseline)
     algorithm, learner = uniform(config)
-    new, metrics = algorithm.update(learner, LaneBlock(episodes()), jax.random.key(1))
+    new, metrics = update_of(algorithm)(learner, episodes())
     same = tree.digest(new.params["value"]) == tree.digest(learner.params["value"])
     assert same == (baseline != "value")
     assert REGISTRY["reinforce"].idle(config) == ("value" if same else "")

@@ -17,6 +17,7 @@ from lockstep.algorithms.npg import NPG, Natural, _some, natural_problems, npg
 from lockstep.algorithms.trpo import TRPO, trpo
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.parallel.lanes import LaneBlock
+from tests.quick import quick, update_of
 from tests.unit.test_ppo import LANES, SPECS, E, T, make, numpy_advantages, numpy_log_prob, numpy_network, trajectories
 
 WHOLE = LANES * T * E
@@ -33,9 +34,7 @@ def algorithm(kind: str, name: str = "trpo", **settings: Any) -> tuple[Natural, 
 @functools.cache
 def updated(kind: str, name: str = "trpo", **settings: Any) -> tuple[Natural, Learner, Learner, Metrics]:
     config, made, learner = algorithm(kind, name, **settings)
-    new, metrics = jax.jit(lambda le, data: made.update(le, LaneBlock(data), jax.random.key(1)))(
-        learner, trajectories(kind)
-    )
+    new, metrics = update_of(made)(learner, trajectories(kind))
     return config, learner, new, metrics
 
 
@@ -155,7 +154,7 @@ def test_equal_rewards_and_values_make_no_step_and_no_fault() -> None:
     _, made, learner = algorithm("gaussian", discount=0.0)
     learner = learner._replace(params={**learner.params, "value": jax.tree.map(np.zeros_like, learner.params["value"])})
     data = trajectories("gaussian")._replace(reward=np.zeros((LANES, T, E), np.float32))
-    new, metrics = made.update(learner, LaneBlock(data), jax.random.key(1))
+    new, metrics = update_of(made)(learner, data)
     assert tree.digest(new.params["policy"]) == tree.digest(learner.params["policy"])
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(new))
     assert float(metrics["step_size"]) == 0
@@ -203,8 +202,8 @@ def test_explained_variance_is_told_before_and_after_the_fit() -> None:
 def test_the_step_and_the_learning_rate_follow_the_schedule() -> None:
     _, made, learner = algorithm("gaussian", "npg", schedule="linear")
     half = learner._replace(steps=learner.steps + 5_000)  # of 10 000
-    _, full = made.update(learner, LaneBlock(trajectories("gaussian")), jax.random.key(1))
-    _, less = made.update(half, LaneBlock(trajectories("gaussian")), jax.random.key(1))
+    update, data = update_of(made), trajectories("gaussian")
+    (_, full), (_, less) = update(learner, data), update(half, data)
     np.testing.assert_allclose(less["step_size"], full["step_size"] * np.sqrt(0.5), rtol=1e-5)
     np.testing.assert_allclose(less["learning_rate"], full["learning_rate"] / 2, rtol=1e-6)
 
@@ -240,7 +239,7 @@ def test_an_update_compiles_once() -> None:
         traces += 1
         return made.update(learner, LaneBlock(data), key)
 
-    compiled = jax.jit(update)
+    compiled = quick(update)
     for i in range(3):
         learner, _ = compiled(learner, trajectories("gaussian", i), jax.random.key(i))
     assert traces == 1
@@ -249,5 +248,5 @@ def test_an_update_compiles_once() -> None:
 def test_rewards_are_scaled_and_observations_counted_as_for_every_actor_critic() -> None:
     setup = make("gaussian", ac.Normalize())[0]
     made = trpo(TRPO(value_minibatch=WHOLE, value_epochs=1), setup)
-    new, _ = made.update(made.init(jax.random.key(0)), LaneBlock(trajectories("gaussian")), jax.random.key(1))
+    new, _ = update_of(made)(made.init(jax.random.key(0)), trajectories("gaussian"))
     assert (int(new.observation.count), int(new.reward.count), int(new.steps), int(new.updates)) == (WHOLE,) * 3 + (1,)
