@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ class Actor(NamedTuple):
     """A policy's compiled actions, for all lanes of the process in one call."""
 
     noise: Callable[[np.ndarray, np.ndarray], Array]  # key data, lane numbers -> [L, T, E, ...]
-    act: Callable[[Tree, Tree, Array, Array, Array], Array]  # params, moments, observation, noise, t -> action
+    acting: Callable[[Learner], Callable[[Array, Array, Any], Array]]  # observation, noise, t -> action
     mode: Callable[[Tree, Tree, Array], Array]  # params, moments, observation [N, ...] -> [N, ...]
 
 
@@ -34,18 +35,34 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             .held()
         )
 
-    def act(params: Tree, moments: Tree, observation: Array, noise: Array, t: Array) -> Array:
-        def lane_action(lane: tuple[Array, Array]) -> Array:
-            observation, noise = lane
-            parameters, _ = policy.act(params, see(normalize, moments, observation), ())
-            return distribution.sample(parameters, jax.lax.dynamic_index_in_dim(noise, t, 0, False))
+    @lru_cache
+    def compiled(structure: Any) -> jax.stages.Wrapped:
+        """For the leaves of such a tree: a call at every step must not go through it every time."""
 
-        return LaneBlock((observation, noise)).map(lane_action).held()
+        def act(leaves: list[Array], observation: Array, noise: Array, t: Array) -> Array:
+            params, moments = jax.tree.unflatten(structure, leaves)
+
+            def lane_action(lane: tuple[Array, Array]) -> Array:
+                observation, noise = lane
+                parameters, _ = policy.act(params, see(normalize, moments, observation), ())
+                return distribution.sample(parameters, noise)
+
+            return LaneBlock((observation, jax.lax.dynamic_index_in_dim(noise, t, 1, False))).map(lane_action).held()
+
+        return jax.jit(act)
+
+    def acting(learner: Learner) -> Callable[[Array, Array, Any], Array]:
+        needed = {"policy": learner.params["policy"]}, learner.observation
+        leaves, structure = jax.tree.flatten(needed)
+        held = [
+            leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in leaves
+        ]  # once, not every step
+        return partial(compiled(structure), held)
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
 
-    return Actor(jax.jit(noise), jax.jit(act), jax.jit(mode))
+    return Actor(jax.jit(noise), acting, jax.jit(mode))
 
 
 class Episode(NamedTuple):
@@ -105,10 +122,10 @@ class Collector:
         real, left = np.ones((steps, n), bool), np.full(n, self._episodes)
         observation[0] = self._observation
         actions = []
-        act, step, beat = self._actor.act, self._envs.step, self._beat
-        in_lanes = (lanes, envs_per_lane, *spec.observation.shape)
+        act, step, beat = self._actor.acting(learner), self._envs.step, self._beat
+        seen = observation.reshape(steps + 1, lanes, envs_per_lane, *spec.observation.shape)
         for t in range(steps):
-            action = np.asarray(act(learner.params, learner.observation, observation[t].reshape(in_lanes), noise, t))
+            action = np.asarray(act(seen[t], noise, t))
             action = action.reshape(n, *action.shape[2:])
             actions.append(action)
             beat()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import isfinite
 
 import numpy as np
 
 from lockstep.address import Purpose
-from lockstep.core import Discrete, Spec
+from lockstep.core import Box, Discrete, Spec
 from lockstep.envs.episodes import Episodes, OpenEpisode, Rollout
 from lockstep.envs.make import (
     MUJOCO_WARNINGS,
@@ -15,6 +16,7 @@ from lockstep.envs.make import (
     check_finite,
     check_mujoco,
     commands,
+    is_finite,
     make,
     spec_of,
     without_wrappers,
@@ -29,7 +31,7 @@ class LocalEnvs:
         self._envs = [without_wrappers(make(env)) for _ in numbers]
         self.spec: Spec = spec_of(self._envs[0], env.id)
         self.strangers: list[int] = []
-        self._fit = commands(self.spec.action, env.action)
+        self._taken = _as_taken(self.spec.action, commands(self.spec.action, env.action))
         self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
         self._everyone, self.resting = range(len(self._envs)), np.zeros(len(self._envs), bool)
 
@@ -50,16 +52,17 @@ class LocalEnvs:
         out, taken = rollout.step(t), self._taken(actions)
         shape, rows, real = self.spec.observation.shape, out.observation, self.spec.observation.dtype == "float32"
         active: Sequence[int] = self._everyone
-        if self.resting.any():
+        if np.count_nonzero(self.resting):
             active = np.flatnonzero(~self.resting).tolist()
             rows[self.resting], out.reward[self.resting] = rollout.observation[t, self.resting], 0.0
         out.terminated[:], out.truncated[:] = False, False
-        ended = []
+        ended, finite = [], True
+        envs, taken_since, rewards = self._envs, self._episodes.actions, out.reward
         i = 0
         try:
             for i in active:
-                self._episodes.actions[i].append(actions[i])
-                observation, reward, terminated, truncated, _ = self._envs[i].step(taken[i])
+                taken_since[i].append(actions[i])
+                observation, reward, terminated, truncated, _ = envs[i].step(taken[i])
                 if (
                     real
                     and type(observation) is np.ndarray
@@ -69,13 +72,14 @@ class LocalEnvs:
                     rows[i] = observation
                 else:
                     write_observation(self.spec.observation, rows[i, ...], observation)
-                out.reward[i] = float(reward)
+                rewards[i] = reward = float(reward)
+                finite &= isfinite(reward)
                 if terminated or truncated:
                     out.terminated[i], out.truncated[i] = terminated, truncated
                     ended.append(i)
                 if MUJOCO_WARNINGS:
                     check_mujoco()
-            if not ((not real or np.isfinite(rows).all()) and np.isfinite(out.reward).all()):
+            if not finite or (real and not is_finite(rows)):
                 for i in range(len(self._envs)):
                     check_finite(rows[i, ...], "observation")
                     check_finite(out.reward[i, ...], "reward")
@@ -112,11 +116,6 @@ class LocalEnvs:
             self.strangers.append(self._episodes.numbers[i])
         return repeated
 
-    def _taken(self, actions: np.ndarray) -> Sequence[int] | np.ndarray:
-        """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
-        chosen = self._fit(actions)
-        return chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
-
     def close(self) -> None:
         for environment in self._envs:
             environment.close()
@@ -127,3 +126,10 @@ class LocalEnvs:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _as_taken(
+    action: Box | Discrete, fitted: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[np.ndarray], Sequence[int] | np.ndarray]:
+    """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
+    return (lambda actions: fitted(actions).tolist()) if isinstance(action, Discrete) else fitted

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
 import gymnasium
@@ -184,20 +185,22 @@ def commands(action: Box | Discrete, fit: str) -> Callable[[np.ndarray], np.ndar
     """How a policy's actions [N, ...] become what the environment takes. NumPy's exact arithmetic, so it replays."""
     if isinstance(action, Discrete):
         return lambda chosen: chosen.astype(action.dtype) + action.start
-    low, high = action.low, action.high
+    low, high, shape, dtype = action.low, action.high, (-1, *action.low.shape), np.dtype(action.dtype)
 
     def clipped(chosen: np.ndarray) -> np.ndarray:
-        inside: np.ndarray = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), low), high)
-        return inside.astype(action.dtype, copy=False)
+        inside: np.ndarray = np.minimum(np.maximum(chosen.reshape(shape), low), high)
+        return inside if inside.dtype == dtype else inside.astype(dtype)
 
     if fit == "clip" or not (np.isfinite(low).all() and np.isfinite(high).all()):
         return clipped
+    if (low == -1).all() and (high == 1).all():
+        return clipped  # there is nothing to rescale
     real = np.result_type(low, np.float32)  # an integer box is halved as real numbers
     upper, lower = high.astype(real) / 2, low.astype(real) / 2
     middle, half = upper + lower, upper - lower
 
     def rescaled(chosen: np.ndarray) -> np.ndarray:
-        inside = np.minimum(np.maximum(chosen.reshape(-1, *low.shape), -1), 1)
+        inside = np.minimum(np.maximum(chosen.reshape(shape), -1), 1)
         return clipped(middle + half * inside)
 
     return rescaled
@@ -219,9 +222,14 @@ def write_observation(spec: ArraySpec, into: np.ndarray, observation: Any) -> No
     into[...] = array
 
 
+def is_finite(array: np.ndarray) -> bool:
+    """Whether no number is infinite or NaN. A sum of squares tells sooner, unless numbers are very large."""
+    return isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
 def check_finite(array: np.ndarray, what: str) -> None:
     """Refuse NaN and infinity, naming the component."""
-    if not np.isfinite(array).all():
+    if not is_finite(array):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         at = f" at index {where[0] if len(where) == 1 else where}" if where else ""
         raise EnvironmentFault(f"the {what} is {array[where]}{at}")

@@ -25,7 +25,7 @@ from lockstep.collect import Collector, Episode
 from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
 from lockstep.envs.local import LocalEnvs
-from lockstep.envs.make import spec_for
+from lockstep.envs.make import is_finite, spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
@@ -389,9 +389,9 @@ class _Update:
 
 def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:
     """Stop, with the data kept, where an update led to something that is not a number."""
-    broken = [name for name, leaf in tree.paths(learner).items() if not np.isfinite(np.asarray(leaf)).all()]
-    if not broken:
+    if all(is_finite(np.asarray(leaf)) for leaf in jax.tree.leaves(learner)):
         return
+    broken = [name for name, leaf in tree.paths(learner).items() if not is_finite(np.asarray(leaf))]
     folder, parts = path / "diverged", comm.gather(trajectory)
 
     def refuse() -> None:

@@ -65,7 +65,7 @@ def test_a_video_has_a_picture_for_every_step(run: Run, tmp_path: Path, suffix: 
 
 @reads_video
 def test_mujoco_is_drawn_or_the_missing_package_is_named(tmp_path: Path) -> None:
-    done = lockstep.train("Hopper-v5", logdir=tmp_path, name="run", settings=settings(1))
+    done = lockstep.train("Hopper-v5", logdir=tmp_path, name="run", settings=settings(1, **{"env.time_limit": 20}))
     command = [sys.executable, "-m", "lockstep", "visualize", str(done.path)]
     shown = subprocess.run(command, capture_output=True, text=True)
     if shown.returncode:
