@@ -283,19 +283,25 @@ class Mpi:
 
     def _wait(self, requests: list[Any]) -> None:
         """Ask often at first, then less: the root's update takes longer than a message."""
-        began = time.perf_counter()
-        rest, attend = os.sched_yield, began + 1.0  # even time.sleep(0) takes 50 us, four times as long as a message
-        done = self._mpi.Request.Testall
+        began, done = time.perf_counter(), self._mpi.Request.Testall
+        while not done(requests):
+            os.sched_yield()  # even time.sleep(0) takes 50 us, four times as long as a message
+            if time.perf_counter() - began > PATIENCE_S:
+                self._wait_long(partial(done, requests), began)
+                break
+        self._watchdog.beat()
+        self.seconds += time.perf_counter() - began
+
+    def _wait_long(self, done: Callable[[], bool], began: float) -> None:
+        rest = os.sched_yield if self._met else partial(time.sleep, PAUSE_S)
+        attend = began + 1.0
         with self._watchdog.waiting():
-            while not done(requests):
+            while not done():
                 rest()
                 now = time.perf_counter()
-                if now - began > PATIENCE_S and not self._met:
-                    rest = partial(time.sleep, PAUSE_S)
                 if now > attend:
                     attend = now + 1.0
                     self._attend(now - began)
-        self.seconds += time.perf_counter() - began
 
     def _attend(self, waited_s: float) -> None:
         """What a rank does while it waits for long: it answers the roll, or calls it."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import threading
 from collections.abc import Callable
 from ctypes import string_at
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -33,6 +35,7 @@ Buffers = list[np.ndarray]  # each as bytes
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: list[BaseException] = []
+_threads: set[int] = set()
 
 
 def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
@@ -48,6 +51,7 @@ def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
             if kind == METADATA:
                 _memory(metadata + ANSWER, 8)[:] = np.asarray(VERSION, np.int32).view(np.uint8)
         elif stage == EXECUTE:
+            _keep_thread()
             given, wanted = _buffers(several[2], several[4]), _buffers(several[7], several[9])
             try:
                 if not _raised:
@@ -67,13 +71,26 @@ def reraise() -> None:
         raise _raised.pop()
 
 
+def _keep_thread() -> None:
+    """Let the thread of this call stay known to Python: making it known anew takes longer than most functions do."""
+    number = threading.get_ident()
+    if number not in _threads:
+        _threads.add(number)
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
 def _buffers(count: int, addresses: int) -> Buffers:
     return [_buffer(address) for address in struct.unpack(f"{count}Q", string_at(addresses, 8 * count))]
 
 
 def _buffer(address: int) -> np.ndarray:
     _, _, kind, data, rank, shape = BUFFER.unpack(string_at(address, BUFFER.size))
-    return _memory(data, ITEM_BYTES[kind] * math.prod(struct.unpack(f"{rank}q", string_at(shape, 8 * rank))))
+    return _view(data, kind, string_at(shape, 8 * rank))
+
+
+@lru_cache(256)  # a loop calls with the same buffers at every turn
+def _view(data: int, kind: int, shape: bytes) -> np.ndarray:
+    return _memory(data, ITEM_BYTES[kind] * math.prod(struct.unpack(f"{len(shape) // 8}q", shape)))
 
 
 def _memory(address: int, size: int) -> np.ndarray:
