@@ -14,6 +14,7 @@ from lockstep.envs.make import (
     check_finite,
     check_id,
     commands,
+    is_finite,
     make,
     one_command,
     spec_of,
@@ -33,6 +34,8 @@ def box(low: Any, high: Any, dtype: str = "float32") -> Box:
     [
         (box([-2], [2]), "rescale", [[-1], [0], [0.5], [1]], [[-2], [0], [1], [2]]),
         (box([-2], [2]), "rescale", [[-7], [7]], [[-2], [2]]),
+        (box([-1], [1]), "rescale", [[-7], [0.5], [7]], [[-1], [0.5], [1]]),
+        (box([-1], [1], "float64"), "rescale", [[-7], [0.5], [7]], [[-1], [0.5], [1]]),
         (box([0, -1], [4, 3]), "rescale", [[-1, -1], [0, 0], [1, 1]], [[0, -1], [2, 1], [4, 3]]),
         (box([0, -1], [4, 3]), "clip", [[-1, -2], [0.5, 0.5], [5, 5]], [[0, -1], [0.5, 0.5], [4, 3]]),
         (box([-np.inf], [np.inf]), "rescale", [[-7], [0.5]], [[-7], [0.5]]),
@@ -214,6 +217,15 @@ def test_what_is_not_finite_is_named(array: np.ndarray, message: str) -> None:
     with pytest.raises(EnvironmentFault, match=message):
         check_finite(array, "reward")
     check_finite(np.zeros_like(array), "reward")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_very_large_numbers_are_finite(dtype: str) -> None:
+    large = np.full((2, 3), np.finfo(dtype).max, dtype)
+    assert is_finite(large)
+    for wrong in (np.nan, np.inf, -np.inf):
+        large[1, 2] = wrong
+        assert not is_finite(large)
 
 
 def test_the_time_feature_counts_from_the_reset() -> None:
