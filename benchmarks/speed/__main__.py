@@ -104,8 +104,8 @@ runs in between: after an environment's step its code is no longer in the cache)
 mode `average` takes 12 us in MPI, and about 70 us to get from the compiled program to Python and back.
 
 Tried and not kept: the actor's weights as one vector instead of 10 arrays (slower by 0 to 120 us: the program then cuts
-the vector up at every step); the actor in NumPy (about 25 us less, at most 5 % of a run, and every trained policy would be
-another one).
+the vector up at every step); the actor in NumPy (about 25 us less, at most 5 % of a run, and every trained policy would
+be another one).
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
