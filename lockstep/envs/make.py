@@ -67,6 +67,8 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is out of date.*")
+            # Box2D's import does not survive these where warnings are errors
+            warnings.filterwarnings("ignore", message="builtin type .* has no __module__ attribute")
             made = gymnasium.make(env.id, disable_env_checker=True, **options, **env.kwargs)
             return TimeFeature(made, env.time_feature) if env.time_feature else made
     except UsageError:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import gymnasium
@@ -100,6 +102,11 @@ def test_without_wrappers_an_environment_steps_bit_for_bit_alike(env_id: str, li
     assert any(endings) == (limit > 0 or env_id == "Pendulum-v1")
     wrapped.close()
     bare.close()
+
+
+def test_box2d_is_imported_where_warnings_are_errors() -> None:
+    code = "from lockstep.envs.make import Env, make; make(Env('LunarLander-v3')).close()"
+    assert subprocess.run([sys.executable, "-W", "error::DeprecationWarning", "-c", code]).returncode == 0
 
 
 def test_an_environment_with_other_wrappers_keeps_them() -> None:
