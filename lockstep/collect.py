@@ -54,9 +54,8 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     def acting(learner: Learner) -> Callable[[Array, Array, Any], Array]:
         needed = {"policy": learner.params["policy"]}, learner.observation
         leaves, structure = jax.tree.flatten(needed)
-        held = [
-            leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in leaves
-        ]  # once, not every step
+        # what the root sent to the other ranks are NumPy arrays: converted here, and not at every step
+        held = [leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in leaves]
         return partial(compiled(structure), held)
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:

@@ -103,7 +103,8 @@ class Policy(NamedTuple):
 
     init: Callable[[Key], Tree]
     initial_state: Callable[[int], Tree]  # for that many environments
-    act: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]  # params, observation, state -> distribution, state
+    # params, of which it needs those under `policy` alone, observation, state -> distribution, state
+    act: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
     evaluate: Callable[[Tree, Tree, Tree], Output]  # params, observation, state -> distribution and value
     value: Callable[[Tree, Tree, Tree], Array]
     tapped: Callable[[Tree, Tree, Tree, Tree], tuple[Output, Tree]]
