@@ -115,7 +115,7 @@ class Worker:
             return "closed its connection"
         if status >= 0:
             return f"exited with status {status}"
-        hint = "; was memory short?" if status == -signal.SIGKILL else ""
+        hint = " (memory may have been short)" if status == -signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-status).name}{hint}"
 
     def kill(self) -> None:
