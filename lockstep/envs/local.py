@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 
 import numpy as np
 
 from lockstep.address import Purpose
-from lockstep.core import Box, Discrete, Spec
+from lockstep.core import Discrete, Spec
 from lockstep.envs.episodes import Episodes, OpenEpisode, Rollout
 from lockstep.envs.make import (
     MUJOCO_WARNINGS,
@@ -31,7 +31,7 @@ class LocalEnvs:
         self._envs = [without_wrappers(make(env)) for _ in numbers]
         self.spec: Spec = spec_of(self._envs[0], env.id)
         self.strangers: list[int] = []
-        self._taken = _as_taken(self.spec.action, commands(self.spec.action, env.action))
+        self._fit = commands(self.spec.action, env.action)
         self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
         self._everyone, self.resting = range(len(self._envs)), np.zeros(len(self._envs), bool)
 
@@ -116,6 +116,11 @@ class LocalEnvs:
             self.strangers.append(self._episodes.numbers[i])
         return repeated
 
+    def _taken(self, actions: np.ndarray) -> Sequence[int] | np.ndarray:
+        """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
+        chosen = self._fit(actions)
+        return chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
+
     def close(self) -> None:
         for environment in self._envs:
             environment.close()
@@ -126,10 +131,3 @@ class LocalEnvs:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _as_taken(
-    action: Box | Discrete, fitted: Callable[[np.ndarray], np.ndarray]
-) -> Callable[[np.ndarray], Sequence[int] | np.ndarray]:
-    """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
-    return (lambda actions: fitted(actions).tolist()) if isinstance(action, Discrete) else fitted
