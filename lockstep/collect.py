@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lockstep import foreign
 from lockstep.algorithms.actor_critic import Normalize, see
 from lockstep.core import Array, Learner, Policy, Trajectory, Tree
-from lockstep.envs.episodes import Envs, OpenEpisode
+from lockstep.envs.episodes import Envs, OpenEpisode, action_row
+from lockstep.foreign import Buffers
 from lockstep.parallel.lanes import LaneBlock
+
+STEP = "lockstep_step"  # as compiled programs name it
+Step = Callable[[np.ndarray], np.ndarray | None]  # actions [L, E, ...] -> what the policy sees next; None: it is over
+_stepped_by: list[Step] = []
+
+
+def _step(given: Buffers, wanted: Buffers) -> None:
+    seen = _stepped_by[-1](given[0])
+    wanted[0][...] = seen is not None
+    if seen is not None:
+        wanted[1][...] = seen
+
+
+foreign.register(STEP, _step)
 
 
 class Actor(NamedTuple):
     """A policy's compiled actions, for all lanes of the process in one call."""
 
     noise: Callable[[np.ndarray, np.ndarray], Array]  # key data, lane numbers -> [L, T, E, ...]
-    acting: Callable[[Learner], Callable[[Array, Array, Any], Array]]  # observation, noise, t -> action
+    act: Callable[[Learner, np.ndarray, Array, Step], int]  # learner, observation [L, E, ...], noise, step -> turns
     mode: Callable[[Tree, Tree, Array], Array]  # params, moments, observation [N, ...] -> [N, ...]
 
 
 def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: int) -> Actor:
-    """Noise is drawn beforehand by address and values are left to the update: acting is the actor alone."""
+    """Noise is drawn beforehand by address and values are left to the update: acting is the actor alone.
+
+    One program acts for as long as the environments are stepped, and calls Python to step them: that takes a third of
+    what a call of a program by Python takes. It runs on the CPU, where they are.
+    """
     distribution = policy.distribution
 
     def noise(key_data: Array, lanes: Array) -> Array:
@@ -35,33 +55,36 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             .held()
         )
 
-    @lru_cache
-    def compiled(structure: Any) -> jax.stages.Wrapped:
-        """For the leaves of such a tree: a call at every step must not go through it every time."""
+    @jax.jit
+    def turns(params: Tree, moments: Tree, observation: Array, noise: Array) -> Array:
+        def lane_action(lane: tuple[Array, Array]) -> Array:
+            observation, noise = lane
+            parameters, _ = policy.act(params, see(normalize, moments, observation), ())
+            return distribution.sample(parameters, noise)
 
-        def act(leaves: list[Array], observation: Array, noise: Array, t: Array) -> Array:
-            params, moments = jax.tree.unflatten(structure, leaves)
+        def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            t, going, observation = state
+            lanes = LaneBlock((observation, jax.lax.dynamic_index_in_dim(noise, t, 1, False)))
+            results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (going, observation)]
+            return t + 1, *jax.ffi.ffi_call(STEP, results, has_side_effect=True)(lanes.map(lane_action).held())
 
-            def lane_action(lane: tuple[Array, Array]) -> Array:
-                observation, noise = lane
-                parameters, _ = policy.act(params, see(normalize, moments, observation), ())
-                return distribution.sample(parameters, noise)
+        start = jnp.asarray(0, jnp.int32), jnp.asarray(True), observation
+        return jax.lax.while_loop(lambda state: state[1], turn, start)[0]
 
-            return LaneBlock((observation, jax.lax.dynamic_index_in_dim(noise, t, 1, False))).map(lane_action).held()
-
-        return jax.jit(act)
-
-    def acting(learner: Learner) -> Callable[[Array, Array, Any], Array]:
-        needed = {"policy": learner.params["policy"]}, learner.observation
-        leaves, structure = jax.tree.flatten(needed)
-        # what the root sent to the other ranks are NumPy arrays: converted here, and not at every step
-        held = [leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf) for leaf in leaves]
-        return partial(compiled(structure), held)
+    def act(learner: Learner, observation: np.ndarray, noise: Array, step: Step) -> int:
+        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise
+        _stepped_by.append(step)
+        try:
+            made = int(turns(*jax.device_put(needed, jax.local_devices(backend="cpu")[0])))
+        finally:
+            _stepped_by.pop()
+        foreign.reraise()
+        return made
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
 
-    return Actor(jax.jit(noise), acting, jax.jit(mode))
+    return Actor(jax.jit(noise), act, jax.jit(mode))
 
 
 class Episode(NamedTuple):
@@ -120,21 +143,26 @@ class Collector:
         reward, terminated, truncated, final, observation = rollout
         real, left = np.ones((steps, n), bool), np.full(n, self._episodes)
         observation[0] = self._observation
-        actions = []
-        act, step, beat = self._actor.acting(learner), self._envs.step, self._beat
+        shape, dtype = action_row(spec.action)
+        action = np.zeros((steps, n, *shape), dtype)
+        chosen_by_lane = action.reshape(steps, lanes, envs_per_lane, *shape)
         seen = observation.reshape(steps + 1, lanes, envs_per_lane, *spec.observation.shape)
-        for t in range(steps):
-            action = np.asarray(act(seen[t], noise, t))
-            action = action.reshape(n, *action.shape[2:])
-            actions.append(action)
-            beat()
-            step(action, rollout, t)
-            if self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :]):
-                break
-        self._observation = observation[t + 1].copy()
-        action = _padded(actions, real) if self._episodes else np.stack(actions)
+        t = 0
+
+        def step(chosen: np.ndarray) -> np.ndarray | None:
+            nonlocal t
+            chosen_by_lane[t] = chosen
+            self._beat()
+            self._envs.step(action[t], rollout, t)
+            rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :])
+            t += 1
+            return None if rest or t == steps else seen[t]
+
+        if self._actor.act(learner, seen[0], noise, step) != t:
+            raise KeyboardInterrupt  # it came as Python was called, and was lost
+        self._observation = observation[t].copy()
         if self._episodes:
-            for array in (reward, terminated, truncated, observation[:-1], observation[1:]):
+            for array in (action, reward, terminated, truncated, observation[:-1], observation[1:]):
                 array[~real] = 0
         ended = terminated | truncated
         discounted, episodes = self._follow(reward, ended, real)
@@ -179,12 +207,12 @@ class Collector:
         """Keep the running episodes' records; the discounted returns so far and the episodes that ended."""
         discounted = np.empty_like(reward)
         episodes = []
-        for t in range(len(reward)):
+        for t, any_ended in enumerate(np.any(ended, axis=1).tolist()):
             self._discounted = self._discounted * self._discount + reward[t]
             discounted[t] = self._discounted
             self._total += reward[t]
             self._length += real[t]
-            if ended[t].any():
+            if any_ended:
                 for i in np.flatnonzero(ended[t]):
                     episodes.append(Episode(t, self._first + int(i), int(self._length[i]), float(self._total[i])))
                 for record in (self._discounted, self._total, self._length):
@@ -221,14 +249,6 @@ class Collector:
         parts = np.split(record["actions"], np.cumsum(self._length)[:-1])
         episodes = [OpenEpisode(int(record["episode"][i]), part, self._observation[i]) for i, part in enumerate(parts)]
         return [self._first + i for i, episode in enumerate(episodes) if not self._envs.restore(i, episode)]
-
-
-def _padded(actions: list[np.ndarray], real: np.ndarray) -> np.ndarray:
-    """The actions that were taken, zeros elsewhere: what a resting environment would have done is nobody's."""
-    out = np.zeros((len(real), *actions[0].shape), actions[0].dtype)
-    out[: len(actions)] = actions
-    out[~real] = 0
-    return out
 
 
 def _taken(record: dict[str, np.ndarray], first: int, count: int) -> dict[str, np.ndarray]:

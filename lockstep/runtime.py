@@ -19,7 +19,7 @@ def start_jax() -> None:
     """Import and set up JAX; every entry point that computes calls this first. Calling it again is fine."""
     for name in pin_threads():
         print(f"lockstep: {name} is set to 1: more threads would change the result", file=sys.stderr)
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ["JAX_PLATFORMS"] = with_cpu(os.environ.get("JAX_PLATFORMS", "cpu"))
     os.environ.update(shared_devices(os.environ, len(list(Path("/dev").glob("nvidia[0-9]*")))))
     import jax
     from threadpoolctl import threadpool_limits
@@ -32,6 +32,12 @@ def start_jax() -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def with_cpu(platforms: str) -> str:
+    """JAX's platforms as the user named them, and the CPU: a policy acts where the environments are."""
+    named = platforms.split(",")
+    return platforms if not platforms or "cpu" in named else ",".join([*named, "cpu"])
 
 
 def shared_devices(environ: Mapping[str, str], devices: int) -> dict[str, str]:

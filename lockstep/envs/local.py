@@ -49,15 +49,15 @@ class LocalEnvs:
             self._reset(i, 0, observation[i, ...])
 
     def step(self, actions: np.ndarray, rollout: Rollout, t: int) -> None:
-        out, taken = rollout.step(t), self._taken(actions)
-        shape, rows, real = self.spec.observation.shape, out.observation, self.spec.observation.dtype == "float32"
+        taken, rows, rewards = self._taken(actions), rollout.observation[t + 1], rollout.reward[t]
+        shape, real = self.spec.observation.shape, self.spec.observation.dtype == "float32"
         active: Sequence[int] = self._everyone
         if np.count_nonzero(self.resting):
             active = np.flatnonzero(~self.resting).tolist()
-            rows[self.resting], out.reward[self.resting] = rollout.observation[t, self.resting], 0.0
-        out.terminated[:], out.truncated[:] = False, False
+            rows[self.resting], rewards[self.resting] = rollout.observation[t, self.resting], 0.0
+        rollout.terminated[t], rollout.truncated[t] = False, False
         ended, finite = [], True
-        envs, taken_since, rewards = self._envs, self._episodes.actions, out.reward
+        envs, taken_since = self._envs, self._episodes.actions
         i = 0
         try:
             for i in active:
@@ -75,18 +75,18 @@ class LocalEnvs:
                 rewards[i] = reward = float(reward)
                 finite &= isfinite(reward)
                 if terminated or truncated:
-                    out.terminated[i], out.truncated[i] = terminated, truncated
+                    rollout.terminated[t, i], rollout.truncated[t, i] = terminated, truncated
                     ended.append(i)
                 if MUJOCO_WARNINGS:
                     check_mujoco()
             if not finite or (real and not is_finite(rows)):
                 for i in range(len(self._envs)):
                     check_finite(rows[i, ...], "observation")
-                    check_finite(out.reward[i, ...], "reward")
+                    check_finite(rewards[i, ...], "reward")
         except Exception as error:
             raise self._episodes.broken(i, error) from error
         for i in ended:
-            out.final[i] = rows[i]
+            rollout.final[t, i] = rows[i]
             self._reset(i, self._episodes.number[i] + 1, rows[i, ...])
 
     def _reset(self, i: int, episode: int, into: np.ndarray) -> None:

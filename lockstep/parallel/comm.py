@@ -18,6 +18,7 @@ import numpy as np
 from lockstep import errors
 from lockstep.core import Tree
 from lockstep.errors import LockstepError, ProcessLost, UsageError
+from lockstep.parallel.board import Board
 from lockstep.parallel.launch import STATUS_FILE
 from lockstep.parallel.watchdog import GRACE_S, RollCall, Watchdog
 
@@ -136,6 +137,7 @@ class Mpi:
         self.rank, self.size, self.seconds = self._world.rank, self._world.size, 0.0
         self._watchdog = Watchdog()
         self._roll = RollCall(self._news)
+        self._board = Board.among(self._world, LARGE)
         self._met = False  # whether all ranks are at the message that is waited for
 
     def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -143,7 +145,11 @@ class Mpi:
         out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
         mine = _bytes(array)
         rows = _bytes(out).reshape(self.size, mine.size)
-        if self._meet(mine.size):
+        if self._board and mine.size < LARGE:
+            self._board.write(mine)
+            self._until(self._board.is_full)
+            self._board.read(rows)
+        elif self._meet(mine.size):
             rows[self.rank] = mine
             others = [rank for rank in range(self.size) if rank != self.rank]
             self._wait([r for other in others for r in self._receive(other, rows[other]) + self._send(other, mine)])
@@ -282,12 +288,15 @@ class Mpi:
         return self._met
 
     def _wait(self, requests: list[Any]) -> None:
+        self._until(partial(self._mpi.Request.Testall, requests))
+
+    def _until(self, done: Callable[[], bool]) -> None:
         """Ask often at first, then less: the root's update takes longer than a message."""
-        began, done = time.perf_counter(), self._mpi.Request.Testall
-        while not done(requests):
+        began = time.perf_counter()
+        while not done():
             os.sched_yield()  # even time.sleep(0) takes 50 us, four times as long as a message
             if time.perf_counter() - began > PATIENCE_S:
-                self._wait_long(partial(done, requests), began)
+                self._wait_long(done, began)
                 break
         self._watchdog.beat()
         self.seconds += time.perf_counter() - began

@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lockstep import tree
+from lockstep import foreign, tree
 from lockstep.core import Tree
-from lockstep.parallel import foreign
+from lockstep.foreign import Buffers
 from lockstep.parallel.comm import Comm, Solo
-from lockstep.parallel.foreign import Buffers
 from lockstep.tracing import traced_once, zeros
 
 ALLGATHER = "lockstep_allgather"  # as compiled programs name it

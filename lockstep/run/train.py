@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
-from lockstep import tree
+from lockstep import foreign, tree
 from lockstep.address import Purpose, words
 from lockstep.algorithms import REGISTRY
 from lockstep.collect import Collector, Episode
@@ -29,7 +29,6 @@ from lockstep.envs.make import is_finite, spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
 from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
-from lockstep.parallel import foreign
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine

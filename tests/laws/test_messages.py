@@ -14,6 +14,8 @@ import numpy as np
 from lockstep.parallel import comm as module
 from lockstep.parallel.launch import join
 module.PIECE, module.LARGE = int(sys.argv[1]), int(sys.argv[2])
+if sys.argv[3] == "apart":
+    module.Board.among = lambda world, room: None
 comm = join()
 
 def made(rank):
@@ -51,6 +53,28 @@ assert comm.share(list(range(comm.rank * 400))) == [list(range(rank * 400)) for 
 assert comm.on_root(lambda: ("from", comm.rank)) == ("from", 0)
 """
 
+BOARD = """
+import time
+import numpy as np
+from mpi4py import MPI
+from lockstep.parallel.board import Board
+world, room = MPI.COMM_WORLD, 5000
+board = Board.among(world, room)
+mine, everyones = np.random.default_rng(world.rank), np.random.default_rng(9)
+for turn in range(1500):
+    size = everyones.integers(room + 1)
+    late = mine.integers(40)
+    time.sleep(0.001 if late == 0 else 0)
+    board.write(np.full(size, (turn + world.rank) % 256, np.uint8))
+    while not board.is_full():
+        time.sleep(0)
+    time.sleep(0.001 if late == 1 else 0)
+    rows = np.empty((world.size, size), np.uint8)
+    board.read(rows)
+    if (rows != (turn + np.arange(world.size)[:, None]) % 256).any():
+        world.Abort(1)
+"""
+
 INSIDE_A_PROGRAM = """
 from lockstep.runtime import start_jax
 start_jax()
@@ -66,9 +90,17 @@ assert (np.asarray(whole) == 0.5).all() and float(first) == 0.5
 """
 
 
-@pytest.mark.parametrize(("piece", "large"), [(2**30, 2**18), (50, 0), (7, 100)])
-def test_messages_arrive_as_they_were_in_pieces_of_any_size(piece: int, large: int) -> None:
-    done = on_ranks(7, "-c", MESSAGES, str(piece), str(large))
+@pytest.mark.parametrize(
+    ("piece", "large", "ranks"),
+    [(2**30, 2**18, "together"), (2**30, 2**18, "apart"), (50, 0, "apart"), (7, 100, "together")],
+)
+def test_messages_arrive_as_they_were_in_pieces_of_any_size(piece: int, large: int, ranks: str) -> None:
+    done = on_ranks(7, "-c", MESSAGES, str(piece), str(large), ranks)
+    assert done.returncode == 0, done.stderr
+
+
+def test_nothing_on_the_board_is_overwritten_before_all_have_read_it() -> None:
+    done = on_ranks(4, "-c", BOARD)
     assert done.returncode == 0, done.stderr
 
 

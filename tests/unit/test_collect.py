@@ -11,7 +11,8 @@ from lockstep.address import Purpose, integer, words
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.algorithms.ppo import PPO, ppo
 from lockstep.collect import Collector, Episode, make_actor
-from lockstep.core import Trajectory
+from lockstep.core import Learner, Trajectory
+from lockstep.envs.episodes import Rollout
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import Env, one_command
 from lockstep.networks import MLP, mlp_policy
@@ -19,13 +20,18 @@ from lockstep.networks import MLP, mlp_policy
 LANES, E, T, SEED = 2, 2, 70, 5
 
 
+def made(envs: LocalEnvs, steps: int = T, episodes: int = 0) -> tuple[Collector, Learner]:
+    policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
+    setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, steps * E)
+    learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
+    actor = make_actor(policy, Normalize(), steps, E)
+    return Collector(envs, actor, range(LANES), steps, 0.9, episodes), learner
+
+
 @pytest.fixture(scope="module", params=["CartPole-v1", "Pendulum-v1"])
 def collected(request: pytest.FixtureRequest) -> tuple[str, list[Trajectory], list[list[Episode]]]:
     with LocalEnvs(Env(request.param), SEED, range(LANES * E)) as envs:
-        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
-        setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, T * E)
-        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
-        collector = Collector(envs, make_actor(policy, Normalize(), T, E), range(LANES), T, 0.9)
+        collector, learner = made(envs)
         collector.start()
         parts = [collector.collect(learner, words(SEED, Purpose.ACT, update)) for update in range(4)]
     return request.param, [part[0] for part in parts], [part[1] for part in parts]
@@ -72,15 +78,8 @@ def test_lanes_draw_different_noise(collected: tuple[str, list[Trajectory], list
 
 
 def test_running_episodes_survive_a_round_trip() -> None:
-    def collector(envs: LocalEnvs) -> Collector:
-        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
-        return Collector(envs, make_actor(policy, Normalize(), T, E), range(LANES), T, 0.9)
-
     with LocalEnvs(Env("CartPole-v1"), SEED, range(4)) as one, LocalEnvs(Env("CartPole-v1"), SEED, range(4)) as other:
-        policy = mlp_policy(MLP(hidden=(8,)), one.spec)
-        setup = Setup(policy, one.spec, Normalize(), 10_000, LANES, T * E)
-        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
-        first, second = collector(one), collector(other)
+        (first, learner), (second, _) = made(one), made(other)
         first.start()
         first.collect(learner, words(SEED, Purpose.ACT, 0))
         assert second.restore(first.open_episodes()) == []
@@ -93,14 +92,62 @@ def test_running_episodes_survive_a_round_trip() -> None:
         assert all(record[name].tobytes() == again[name].tobytes() for name in record)
 
 
+def test_an_environment_may_compute_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stepped while the program that acts is under way."""
+    product = jax.jit(lambda x: (x @ x).sum())
+
+    def collected(jax_too: bool) -> np.ndarray:
+        with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
+            plain = envs.step
+
+            def step(actions: np.ndarray, rollout: Rollout, t: int) -> None:
+                plain(actions, rollout, t)
+                rollout.reward[t] *= float(product(np.ones((600, 600), np.float32))) / 600**3
+
+            if jax_too:
+                monkeypatch.setattr(envs, "step", step)
+            collector, learner = made(envs)
+            collector.start()
+            return collector.collect(learner, words(SEED, Purpose.ACT, 0))[0].reward
+
+    np.testing.assert_array_equal(collected(jax_too=True), collected(jax_too=False))
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_what_a_step_raises_ends_collecting(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
+        collector, learner = made(envs)
+        collector.start()
+        steps = []
+
+        def step(actions: np.ndarray, rollout: Rollout, t: int) -> None:
+            steps.append(t)
+            if t == 3:
+                raise kind("enough")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(envs, "step", step)
+            with pytest.raises(kind, match="enough"):
+                collector.collect(learner, words(SEED, Purpose.ACT, 0))
+        assert steps == [0, 1, 2, 3]
+        collector.collect(learner, words(SEED, Purpose.ACT, 0))
+
+
+def test_a_call_of_python_that_an_interrupt_kept_from_starting_is_noticed() -> None:
+    with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
+        collector, learner = made(envs)
+        collector.start()
+        actor = collector._actor
+        collector._actor = actor._replace(act=lambda *given: actor.act(*given) + 1)
+        with pytest.raises(KeyboardInterrupt):
+            collector.collect(learner, words(SEED, Purpose.ACT, 0))
+
+
 @pytest.fixture(scope="module")
 def whole() -> tuple[list[Trajectory], list[list[Episode]], dict[str, np.ndarray]]:
     """Two whole episodes of each environment in each of two updates, at most 30 steps long."""
     with LocalEnvs(Env("CartPole-v1", time_limit=30), SEED, range(LANES * E)) as envs:
-        policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
-        setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, 60 * E)
-        learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
-        collector = Collector(envs, make_actor(policy, Normalize(), 60, E), range(LANES), 60, 0.9, episodes=2)
+        collector, learner = made(envs, 60, episodes=2)
         collector.start()
         parts = [collector.collect(learner, words(SEED, Purpose.ACT, update)) for update in range(2)]
         return [part[0] for part in parts], [part[1] for part in parts], collector.open_episodes()

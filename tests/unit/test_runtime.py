@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.runtime import shared_devices
+from lockstep.runtime import shared_devices, with_cpu
 
 
 def test_memory_of_a_device_is_not_taken_all_at_once() -> None:
@@ -23,3 +23,7 @@ def test_one_process_or_one_device_needs_no_choice() -> None:
 def test_what_the_user_chose_is_left_alone() -> None:
     own = {"CUDA_VISIBLE_DEVICES": "3", "XLA_PYTHON_CLIENT_PREALLOCATE": "true", "MPI_LOCALRANKID": "1"}
     assert shared_devices(own, 4) == {}
+
+
+def test_the_cpu_is_there_beside_what_the_user_chose() -> None:
+    assert [with_cpu(named) for named in ("cuda", "cpu", "cuda,cpu", "")] == ["cuda,cpu", "cpu", "cuda,cpu", ""]
