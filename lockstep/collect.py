@@ -66,16 +66,20 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             t, going, observation = state
             lanes = LaneBlock((observation, jax.lax.dynamic_index_in_dim(noise, t, 1, False)))
             results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (going, observation)]
-            return t + 1, *jax.ffi.ffi_call(STEP, results, has_side_effect=True)(lanes.map(lane_action).held())
+            # No effect is declared, or Python would start the program, which takes 1 ms. What the call answers decides
+            # when the loop ends, so no compiler can do without it.
+            return t + 1, *jax.ffi.ffi_call(STEP, results)(lanes.map(lane_action).held())
 
         start = jnp.asarray(0, jnp.int32), jnp.asarray(True), observation
         return jax.lax.while_loop(lambda state: state[1], turn, start)[0]
 
     def act(learner: Learner, observation: np.ndarray, noise: Array, step: Step) -> int:
-        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise
+        given = {"policy": learner.params["policy"]}, learner.observation, observation, noise
+        if jax.default_backend() != "cpu":
+            given = jax.device_put(given, jax.local_devices(backend="cpu")[0])
         _stepped_by.append(step)
         try:
-            made = int(turns(*jax.device_put(needed, jax.local_devices(backend="cpu")[0])))
+            made = int(turns(*given))
         finally:
             _stepped_by.pop()
         foreign.reraise()
@@ -170,7 +174,7 @@ class Collector:
         def by_lane(array: np.ndarray) -> np.ndarray:
             """[T, L E, ...] -> [L, T, E, ...]"""
             split = array.reshape(steps, lanes, envs_per_lane, *array.shape[2:])
-            return np.ascontiguousarray(np.moveaxis(split, 1, 0))
+            return np.ascontiguousarray(split.swapaxes(0, 1))
 
         next_observation = by_lane(observation[1:])
         if ended.any() and next_observation.base is not None:  # one lane: still the same memory

@@ -81,9 +81,9 @@ def digest_of_paths(leaves: Mapping[str, Array]) -> str:
     """The digest of the tree whose leaves these are, as a checkpoint has them."""
     sha = hashlib.sha256()
     for name in sorted(leaves):
-        array = np.asarray(leaves[name])
+        array = np.asarray(leaves[name], order="C")
         sha.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
-        sha.update(array.tobytes())
+        sha.update(array.data)
     return sha.hexdigest()
 
 

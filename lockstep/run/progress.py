@@ -55,8 +55,8 @@ class Progress:
         """Mean and standard deviation of the recent returns, and the mean length; NaN before the first episode."""
         if not self.recent:
             return math.nan, math.nan, math.nan
-        totals, lengths = zip(*self.recent, strict=True)
-        return float(np.mean(totals)), float(np.std(totals)), float(np.mean(lengths))
+        totals, lengths = np.asarray(self.recent).T
+        return float(totals.mean()), float(totals.std()), float(lengths.mean())
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -340,7 +340,7 @@ def gather(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
         metrics: dict[str, float] = {}
         if parts is not None:
             learner, found = update(learner, _joined(parts), key_data)
-            metrics = {name: float(value) for name, value in found.items()}
+            metrics = _numbers(found)
         return comm.broadcast(learner), metrics
 
     return learn
@@ -363,7 +363,7 @@ def average(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
             first = False
         learner, found = update(learner, trajectory, key_data)
         foreign.reraise()
-        return learner, {name: float(value) for name, value in found.items()}
+        return learner, _numbers(found)
 
     return learn
 
@@ -384,6 +384,11 @@ class _Update:
 
     def __call__(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, Metrics]:
         return self._program(learner, trajectory, key_data, self._budget)
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    """JAX's own `float` takes five times as long."""
+    return {name: float(np.asarray(value)) for name, value in metrics.items()}
 
 
 def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:
