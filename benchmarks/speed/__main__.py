@@ -99,13 +99,13 @@ Where the time of one update goes, in milliseconds at best: collecting, communic
 
 {chr(10).join(limits(env, profiles) for env in (CHEETAH, HUMANOID))}
 
-What a step costs beside the environments: 60 to 80 us for the call of the compiled actor (25 to 35 us when nothing else
-runs in between: after an environment's step its code is no longer in the cache), 40 us of bookkeeping. An exchange of
-mode `average` takes 12 us in MPI, and about 70 us to get from the compiled program to Python and back.
+What a step costs beside the environments: 40 us for acting (one program acts for the whole rollout and calls Python to
+step the environments; a program that Python called at every step took 80) and 50 us of bookkeeping for 8 environments.
+Half of both is that code and data are no longer in the cache after an environment's step. An exchange of mode `average`
+takes 20 us through shared memory (36 through MPI), and about 25 us to get from the compiled program to Python and back.
 
-Tried and not kept: the actor's weights as one vector instead of 10 arrays (slower by 0 to 120 us: the program then cuts
-the vector up at every step); the actor in NumPy (about 25 us less, at most 5 % of a run, and every trained policy would
-be another one).
+Tried and not kept: the actor's weights as one vector instead of 10 arrays (the program cuts it up at every step); the
+actor in NumPy (every trained policy would be another one); huge pages for malloc (1 % to 2 %).
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
@@ -161,15 +161,14 @@ def scaling(rounds: dict[str, list[float]]) -> str:
 
 def limits(env: str, profiles: dict[str, list[list[float]]]) -> str:
     """What two ranks can't share, from the parts at best."""
-    one, two = (
-        [min(part) for part in zip(*profiles[f"{env}, {layout}"], strict=True)]
-        for layout in ("one process", "2 ranks, gather")
-    )
-    alone = max(2 * two[0] - one[0], 0)
+    one, *several = ([min(part) for part in zip(*profiles[f"{env}, {layout}"], strict=True)] for layout in LAYOUTS)
+    layout, two = min(zip(list(LAYOUTS)[1:], several, strict=True), key=lambda pair: sum(pair[1]))
+    collecting = max(2 * two[0] - one[0], 0)
+    updating = max(2 * (two[1] + two[2]) - one[2], 0)
     return (
-        f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on two ranks,"
-        f" {sum(one) / sum(two):.2f} x at best. Not shared: the update, which one rank makes while the other waits, and"
-        f" {alone:.0f} ms of collecting (acting is one compiled call per step, of however few environments)."
+        f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on {layout}, {sum(one) / sum(two):.2f} x at"
+        f" best. Not shared: {collecting:.0f} ms of collecting (a step costs something, however few environments make it)"
+        f" and {updating:.0f} ms of updating."
     )
 
 
