@@ -167,7 +167,7 @@ def limits(env: str, profiles: dict[str, list[list[float]]]) -> str:
     updating = max(2 * (two[1] + two[2]) - one[2], 0)
     return (
         f"- {env}: {sum(one):.0f} ms in one process and {sum(two):.0f} ms on {layout}, {sum(one) / sum(two):.2f} x at"
-        f" best. Not shared: {collecting:.0f} ms of collecting (a step costs something, however few environments make it)"
+        f" best. Not shared: {collecting:.0f} ms of collecting (a step costs something, with however few environments)"
         f" and {updating:.0f} ms of updating."
     )
 
