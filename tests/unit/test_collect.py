@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import gymnasium
 import jax
 import numpy as np
@@ -131,6 +133,21 @@ def test_what_a_step_raises_ends_collecting(kind: type[BaseException], monkeypat
                 collector.collect(learner, words(SEED, Purpose.ACT, 0))
         assert steps == [0, 1, 2, 3]
         collector.collect(learner, words(SEED, Purpose.ACT, 0))
+
+
+def test_threads_collect_beside_each_other() -> None:
+    def collected(seed: int) -> bytes:
+        with LocalEnvs(Env("CartPole-v1"), seed, range(LANES * E)) as envs:
+            collector, learner = made(envs)
+            collector.start()
+            return b"".join(
+                collector.collect(learner, words(seed, Purpose.ACT, update))[0].observation.tobytes()
+                for update in range(20)
+            )
+
+    with ThreadPoolExecutor(2) as threads:
+        beside = list(threads.map(collected, range(4)))
+    assert beside == [collected(seed) for seed in range(4)]
 
 
 def test_a_call_of_python_that_an_interrupt_kept_from_starting_is_noticed() -> None:
