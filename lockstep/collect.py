@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,27 +17,27 @@ from lockstep.envs.episodes import Envs, OpenEpisode, action_row
 from lockstep.foreign import Buffers
 from lockstep.parallel.lanes import LaneBlock
 
-STEP = "lockstep_step"  # as compiled programs name it
-Step = Callable[[np.ndarray], np.ndarray | None]  # actions [L, E, ...] -> what the policy sees next; None: it is over
-_steps: dict[int, Step] = {}  # of the programs that are under way, by number
-_numbers = itertools.count()
+TURN = "lockstep_turn"  # as compiled programs name it
+AT_ONCE = 2**15  # bytes of an array that XLA copies before it does anything else
+Turn = Callable[[np.ndarray], np.ndarray | None]  # actions [L, E, ...] -> what the policy sees next; None: it is over
+_takers: dict[int, Callable[[int, np.ndarray], np.ndarray | None]] = {}  # of turns, by the thread that runs a program
 
 
-def _step(given: Buffers, wanted: Buffers) -> None:
-    seen = _steps[given[1].item()](given[0])
+def _take_turn(given: Buffers, wanted: Buffers) -> None:
+    seen = _takers[threading.get_ident()](given[1].item(), given[0])
     wanted[0][...] = seen is not None
     if seen is not None:
         wanted[1][...] = seen
 
 
-foreign.register(STEP, _step)
+foreign.register(TURN, _take_turn)
 
 
 class Actor(NamedTuple):
     """A policy's compiled actions, for all lanes of the process in one call."""
 
     noise: Callable[[np.ndarray, np.ndarray], Array]  # key data, lane numbers -> [L, T, E, ...]
-    act: Callable[[Learner, np.ndarray, Array, Step], int]  # learner, observation [L, E, ...], noise, step -> turns
+    act: Callable[[Learner, np.ndarray, Array, Turn], None]  # learner, observation [L, E, ...], noise, turn
     mode: Callable[[Tree, Tree, Array], Array]  # params, moments, observation [N, ...] -> [N, ...]
 
 
@@ -47,7 +47,8 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     One program acts for as long as the environments are stepped, and calls Python to step them: that takes half as long
     as a program that Python calls at every step. It runs on the CPU, where they are.
     """
-    distribution = policy.distribution
+    distribution, cpu = policy.distribution, jax.local_devices(backend="cpu")[0]
+    acts_here = jax.default_backend() == "cpu"
 
     def noise(key_data: Array, lanes: Array) -> Array:
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
@@ -58,45 +59,55 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         )
 
     @jax.jit
-    def turns(params: Tree, moments: Tree, observation: Array, noise: Array, number: Array) -> Array:
+    def acted(params: Tree, moments: Tree, observation: Array, noise: Array) -> Array:
         def lane_action(lane: tuple[Array, Array]) -> Array:
             observation, noise = lane
             parameters, _ = policy.act(params, see(normalize, moments, observation), ())
             return distribution.sample(parameters, noise)
 
-        def turn(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def turned(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             t, going, observation = state
             lanes = LaneBlock((observation, jax.lax.dynamic_index_in_dim(noise, t, 1, False)))
             results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (going, observation)]
             # No effect is declared, or Python would start the program, which takes 1 ms. What the call answers decides
             # when the loop ends, so no compiler can do without it.
-            return t + 1, *jax.ffi.ffi_call(STEP, results)(lanes.map(lane_action).held(), number)
+            return t + 1, *jax.ffi.ffi_call(TURN, results)(lanes.map(lane_action).held(), t)
 
         start = jnp.asarray(0, jnp.int32), jnp.asarray(True), observation
-        return jax.lax.while_loop(lambda state: state[1], turn, start)[0]
+        return jax.lax.while_loop(lambda state: state[1], turned, start)[0]
 
-    def act(learner: Learner, observation: np.ndarray, noise: Array, step: Step) -> int:
-        given = {"policy": learner.params["policy"]}, learner.observation, observation, noise
-        if jax.default_backend() != "cpu":
-            given = jax.device_put(given, jax.local_devices(backend="cpu")[0])
-        number, raised = next(_numbers), []
+    def ready(leaf: Array) -> Array:
+        """While arguments are on their way XLA runs a program in a thread of its own: environments may mind."""
+        at_once = isinstance(leaf, jax.Array) or leaf.nbytes < AT_ONCE
+        return leaf if at_once and acts_here else jax.device_put(leaf, cpu)
 
-        def careful(action: np.ndarray) -> np.ndarray | None:
+    def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> None:
+        made, over, raised = 0, False, []
+
+        def take(t: int, action: np.ndarray) -> np.ndarray | None:
+            nonlocal made, over
             try:
-                return step(action)
+                if t != made:
+                    raise KeyboardInterrupt  # it came when the turn before was called, which did not happen
+                seen = turn(action)
+                made, over = made + 1, seen is None
+                return seen
             except BaseException as error:
                 raised.append(error)
                 return None
 
-        _steps[number] = careful
+        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise
+        given = jax.block_until_ready(jax.tree.map(ready, needed))
+        _takers[threading.get_ident()] = take
         try:
-            made = int(turns(*given, np.asarray(number)))
+            jax.block_until_ready(acted(*given))
         finally:
-            del _steps[number]
+            del _takers[threading.get_ident()]
+        foreign.reraise()
         if raised:
             raise raised[0]
-        foreign.reraise()
-        return made
+        if not over:
+            raise KeyboardInterrupt
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
@@ -164,20 +175,19 @@ class Collector:
         action = np.zeros((steps, n, *shape), dtype)
         chosen_by_lane = action.reshape(steps, lanes, envs_per_lane, *shape)
         seen = observation.reshape(steps + 1, lanes, envs_per_lane, *spec.observation.shape)
-        t = 0
+        made = 0
 
-        def step(chosen: np.ndarray) -> np.ndarray | None:
-            nonlocal t
+        def turn(chosen: np.ndarray) -> np.ndarray | None:
+            nonlocal made
+            t, made = made, made + 1
             chosen_by_lane[t] = chosen
             self._beat()
             self._envs.step(action[t], rollout, t)
-            rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :])
-            t += 1
-            return None if rest or t == steps else seen[t]
+            rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[made:])
+            return None if rest or made == steps else seen[made]
 
-        if self._actor.act(learner, seen[0], noise, step) != t:
-            raise KeyboardInterrupt  # it came as Python was called, and was lost
-        self._observation = observation[t].copy()
+        self._actor.act(learner, seen[0], noise, turn)
+        self._observation = observation[made].copy()
         if self._episodes:
             for array in (action, reward, terminated, truncated, observation[:-1], observation[1:]):
                 array[~real] = 0

@@ -28,14 +28,18 @@ EXTENSION = struct.Struct("Qi4xQQ")  # size, kind, next, address of the metadata
 METADATA = 1  # the kind of extension by which XLA asks which version a function was written for
 ANSWER = 24  # where that is written in the metadata: after its size, and size and extension of the version
 EXECUTE = 3  # the stage in which buffers hold data
-KINDS = dict(enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), 1))
+KINDS = dict(
+    enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), 1)
+)  # of numbers, as XLA counts them
 
 Buffers = list[np.ndarray]
+Known = dict[
+    tuple[int, int], tuple[Buffers, list[tuple[int, bytes]]]
+]  # by count and addresses; and where that was read
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: list[BaseException] = []
 _threads: set[int] = set()
-_known: dict[tuple[int, int], tuple[Buffers, list[tuple[int, bytes]]]] = {}
 
 
 def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
@@ -43,6 +47,8 @@ def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
 
     A program can't raise what the function raises: it goes on with zeros, and whoever called it calls `reraise`.
     """
+
+    known: Known = {}  # a few: every program keeps the memory in which it tells of its buffers
 
     def answer(call: int) -> None:
         _, extension, _, _, stage, *several = CALL.unpack(string_at(call, CALL.size))
@@ -52,7 +58,8 @@ def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
                 _view(metadata + ANSWER, "i4", (2,))[:] = VERSION
         elif stage == EXECUTE:
             _keep_thread()
-            given, wanted = _buffers(several[2], several[4]), _buffers(several[7], several[9])
+            given = _buffers(known, several[2], several[4])
+            wanted = _buffers(known, several[7], several[9])
             try:
                 if not _raised:
                     return function(given, wanted)
@@ -61,7 +68,10 @@ def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
             for buffer in wanted:
                 buffer[...] = 0
 
-    _kept[name] = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(answer)
+    # Ctrl-C is raised before the first line of `answer`, where nothing catches it. ctypes then returns what was in
+    # memory, which XLA would take for an error and free: so the outer function calls one that returns nothing.
+    safe = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(answer)
+    _kept[name] = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(safe)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_kept[name]), platform="cpu")
 
 
@@ -79,11 +89,11 @@ def _keep_thread() -> None:
         ctypes.pythonapi.PyGILState_Ensure()
 
 
-def _buffers(count: int, addresses: int) -> Buffers:
+def _buffers(known: Known, count: int, addresses: int) -> Buffers:
     """A loop calls with the same buffers at every turn: what was read before is compared, not read again."""
-    known = _known.get((count, addresses))
-    if known and all(string_at(address, len(found)) == found for address, found in known[1]):
-        return known[0]
+    before = known.get((count, addresses))
+    if before and all(string_at(address, len(found)) == found for address, found in before[1]):
+        return before[0]
     pointers = string_at(addresses, 8 * count)
     memory, arrays = [(addresses, pointers)], []
     for address in struct.unpack(f"{count}Q", pointers):
@@ -92,7 +102,7 @@ def _buffers(count: int, addresses: int) -> Buffers:
         shape = string_at(where, 8 * rank)
         memory += [(address, buffer), (where, shape)]
         arrays.append(_view(data, KINDS[kind], struct.unpack(f"{rank}q", shape)))
-    _known[count, addresses] = arrays, memory
+    known[count, addresses] = arrays, memory
     return arrays
 
 

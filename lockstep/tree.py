@@ -83,7 +83,7 @@ def digest_of_paths(leaves: Mapping[str, Array]) -> str:
     for name in sorted(leaves):
         array = np.asarray(leaves[name], order="C")
         sha.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
-        sha.update(array.data)
+        sha.update(array.reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
 
 

@@ -35,9 +35,8 @@ def command(work: str, env: str, nprocs: str, mode: str, logdir: str) -> tuple[l
     batch = settings["lanes"] * settings["envs_per_lane"] * settings["collect.steps"]
     warm_up = max(2048 // batch, 1)
     chosen = [f"--set={key}={value}" for key, value in {**settings, "watch.eval_every": 0}.items()]
-    updates = (
-        12 if warm_up == 1 else 100 * warm_up
-    )  # small ones are not all told to TensorBoard in a run of some length
+    # not every small update is told to TensorBoard in a run of some length
+    updates = 12 if warm_up == 1 else 100 * warm_up
     where = ["--logdir", logdir, "--name", "run", "--steps", str(batch * updates)]
     ranks = ["--nprocs", nprocs, "--mode", mode]
     line = [sys.executable, "-m", "lockstep", "train", env, "--algo", algo, *chosen, *where, *ranks]

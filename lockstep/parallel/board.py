@@ -6,40 +6,42 @@ from typing import Any
 
 import numpy as np
 
-LINE = 8  # as many 8-byte numbers lie in what a core takes from memory at once: ranks must not share that
+ROOM = 2**18  # bytes of one message, if there are not very many ranks
+ALL = 2**23  # bytes for all ranks: containers have little memory to share
+APART = 8  # ranks' own numbers, of 8 bytes, lie so far apart: cores take 64 bytes from memory at once
 
 
 class Board:
-    """Every rank writes to it, then everybody reads what all wrote.
+    """Every rank writes to it, then everybody reads what all wrote; messages of less than `room` bytes.
 
     There are two sides, used in turn: who writes to a side again knows that all have written to the other one since,
-    and so have read this one.
+    and so have read this one. There is no room where ranks are on several machines, or can't share memory.
     """
 
-    def __init__(self, world: Any, room: int) -> None:
-        from mpi4py import MPI
-
-        rank, size, numbers = world.rank, world.size, 8 * LINE * world.size
-        self._window = MPI.Win.Allocate_shared(numbers + 2 * size * room if rank == 0 else 0, comm=world)
-        memory: Any = self._window.Shared_query(0)[0]
-        self._written = memoryview(memory)[:numbers].cast("q")[::LINE]  # how often each rank wrote
-        self._sides = np.frombuffer(memory, np.uint8)[numbers:].reshape(2, size, room)
-        self._rank, self._times = rank, 0
-        self._others = [other for other in range(size) if other != rank]
-        self._window.Lock_all()
-        self._written[rank] = 0
-        self._window.Sync()
-        world.Barrier()
-
-    @classmethod
-    def among(cls, world: Any, room: int) -> Board | None:
-        """A board for messages up to so many bytes; none where ranks are on several machines."""
+    def __init__(self, world: Any) -> None:
         from mpi4py import MPI
 
         here = world.Split_type(MPI.COMM_TYPE_SHARED)
-        together = here.size == world.size
+        self.room = min(ROOM, ALL // (2 * world.size)) if here.size == world.size else 0
         here.Free()
-        return cls(world, room) if together else None
+        if self.room:
+            self._attach(MPI, world)
+
+    def _attach(self, mpi: Any, world: Any) -> None:
+        rank, size, numbers = world.rank, world.size, 8 * APART * world.size
+        try:
+            self._window = mpi.Win.Allocate_shared(numbers + 2 * size * self.room if rank == 0 else 0, comm=world)
+            memory: Any = self._window.Shared_query(0)[0]
+            self._written = memoryview(memory)[:numbers].cast("q")[::APART]  # how often each rank wrote
+            self._sides = np.frombuffer(memory, np.uint8)[numbers:].reshape(2, size, self.room)
+            self._window.Lock_all()
+            self._written[rank] = 0
+            self._window.Sync()
+        except mpi.Exception:
+            self.room = 0
+        self.room = world.allreduce(self.room, mpi.MIN)
+        self._rank, self._times = rank, 0
+        self._others = [other for other in range(size) if other != rank]
 
     def write(self, message: np.ndarray) -> None:
         self._times += 1

@@ -137,7 +137,7 @@ class Mpi:
         self.rank, self.size, self.seconds = self._world.rank, self._world.size, 0.0
         self._watchdog = Watchdog()
         self._roll = RollCall(self._news)
-        self._board = Board.among(self._world, LARGE)
+        self._board = Board(self._world)
         self._met = False  # whether all ranks are at the message that is waited for
 
     def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -145,7 +145,8 @@ class Mpi:
         out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
         mine = _bytes(array)
         rows = _bytes(out).reshape(self.size, mine.size)
-        if self._board and mine.size < LARGE:
+        if mine.size < self._board.room:
+            self._met = False
             self._board.write(mine)
             self._until(self._board.is_full)
             self._board.read(rows)

@@ -362,8 +362,9 @@ def average(experiment: Experiment, spec: Spec, comm: Comm) -> Learn:
             comm.share(None)
             first = False
         learner, found = update(learner, trajectory, key_data)
+        metrics = _numbers(found)  # they wait for the program
         foreign.reraise()
-        return learner, _numbers(found)
+        return learner, metrics
 
     return learn
 

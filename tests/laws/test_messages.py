@@ -11,11 +11,11 @@ import sys
 from lockstep.runtime import start_jax
 start_jax()
 import numpy as np
-from lockstep.parallel import comm as module
+from lockstep.parallel import board, comm as module
 from lockstep.parallel.launch import join
 module.PIECE, module.LARGE = int(sys.argv[1]), int(sys.argv[2])
 if sys.argv[3] == "apart":
-    module.Board.among = lambda world, room: None
+    board.ROOM = 0
 comm = join()
 
 def made(rank):
@@ -57,12 +57,12 @@ BOARD = """
 import time
 import numpy as np
 from mpi4py import MPI
-from lockstep.parallel.board import Board
-world, room = MPI.COMM_WORLD, 5000
-board = Board.among(world, room)
+from lockstep.parallel import board as module
+world, module.ROOM = MPI.COMM_WORLD, 5000
+board = module.Board(world)
 mine, everyones = np.random.default_rng(world.rank), np.random.default_rng(9)
 for turn in range(1500):
-    size = everyones.integers(room + 1)
+    size = everyones.integers(board.room)
     late = mine.integers(40)
     time.sleep(0.001 if late == 0 else 0)
     board.write(np.full(size, (turn + world.rank) % 256, np.uint8))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
@@ -22,8 +25,10 @@ from lockstep.networks import MLP, mlp_policy
 LANES, E, T, SEED = 2, 2, 70, 5
 
 
-def made(envs: LocalEnvs, steps: int = T, episodes: int = 0) -> tuple[Collector, Learner]:
-    policy = mlp_policy(MLP(hidden=(8,)), envs.spec)
+def made(
+    envs: LocalEnvs, steps: int = T, episodes: int = 0, hidden: tuple[int, ...] = (8,)
+) -> tuple[Collector, Learner]:
+    policy = mlp_policy(MLP(hidden=hidden), envs.spec)
     setup = Setup(policy, envs.spec, Normalize(), 10_000, LANES, steps * E)
     learner = ppo(PPO(minibatch=2), setup).init(jax.random.key(0))
     actor = make_actor(policy, Normalize(), steps, E)
@@ -150,14 +155,51 @@ def test_threads_collect_beside_each_other() -> None:
     assert beside == [collected(seed) for seed in range(4)]
 
 
-def test_a_call_of_python_that_an_interrupt_kept_from_starting_is_noticed() -> None:
+def test_environments_are_stepped_in_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with arguments that take a while to get to the device, as the learner that another rank sent."""
     with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
-        collector, learner = made(envs)
+        collector, learner = made(envs, hidden=(512, 512))
         collector.start()
-        actor = collector._actor
-        collector._actor = actor._replace(act=lambda *given: actor.act(*given) + 1)
-        with pytest.raises(KeyboardInterrupt):
-            collector.collect(learner, words(SEED, Purpose.ACT, 0))
+        threads, plain = set(), envs.step
+
+        def step(actions: np.ndarray, rollout: Rollout, t: int) -> None:
+            threads.add(threading.get_ident())
+            plain(actions, rollout, t)
+
+        monkeypatch.setattr(envs, "step", step)
+        for update in range(20):
+            collector.collect(jax.tree.map(np.array, learner), words(SEED, Purpose.ACT, update))
+    assert threads == {threading.get_ident()}
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from lockstep.runtime import start_jax
+start_jax()
+from tests.unit.test_collect import E, LANES, SEED, LocalEnvs, Env, Purpose, made, words
+with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
+    collector, learner = made(envs, hidden=(1024, 1024))
+    collector.start()
+    began = time.perf_counter()
+    collector.collect(learner, words(SEED, Purpose.ACT, 0))
+    began = time.perf_counter()
+    collector.collect(learner, words(SEED, Purpose.ACT, 0))
+    half = (time.perf_counter() - began) / 2
+    threading.Timer(half, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        for update in range(9):
+            collector.collect(learner, words(SEED, Purpose.ACT, update))
+    except KeyboardInterrupt:
+        collector.collect(learner, words(SEED, Purpose.ACT, 9))
+        sys.exit(7)
+"""
+
+
+def test_an_interrupt_while_a_program_computes_ends_collecting() -> None:
+    """It is raised where the program calls Python, before anything there could catch it."""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 7, done.stderr
 
 
 @pytest.fixture(scope="module")
