@@ -177,6 +177,7 @@ import os, signal, sys, threading, time
 from lockstep.runtime import start_jax
 start_jax()
 from tests.unit.test_collect import E, LANES, SEED, LocalEnvs, Env, Purpose, made, words
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever started the tests ignores it
 with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
     collector, learner = made(envs, hidden=(1024, 1024))
     collector.start()
