@@ -28,14 +28,12 @@ EXTENSION = struct.Struct("Qi4xQQ")  # size, kind, next, address of the metadata
 METADATA = 1  # the kind of extension by which XLA asks which version a function was written for
 ANSWER = 24  # where that is written in the metadata: after its size, and size and extension of the version
 EXECUTE = 3  # the stage in which buffers hold data
-KINDS = dict(
-    enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), 1)
-)  # of numbers, as XLA counts them
+# of numbers, as XLA counts them
+KINDS = dict(enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), 1))
 
 Buffers = list[np.ndarray]
-Known = dict[
-    tuple[int, int], tuple[Buffers, list[tuple[int, bytes]]]
-]  # by count and addresses; and where that was read
+# by count and addresses; with what was read, and where
+Known = dict[tuple[int, int], tuple[Buffers, list[tuple[int, bytes]]]]
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: list[BaseException] = []

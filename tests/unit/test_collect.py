@@ -181,7 +181,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever s
 with LocalEnvs(Env("CartPole-v1"), SEED, range(LANES * E)) as envs:
     collector, learner = made(envs, hidden=(1024, 1024))
     collector.start()
-    began = time.perf_counter()
     collector.collect(learner, words(SEED, Purpose.ACT, 0))
     began = time.perf_counter()
     collector.collect(learner, words(SEED, Purpose.ACT, 0))
