@@ -19,8 +19,9 @@ from lockstep.parallel.lanes import LaneBlock
 
 TURN = "lockstep_turn"  # as compiled programs name it
 AT_ONCE = 2**15  # bytes of an array that XLA copies before it does anything else
-Turn = Callable[[np.ndarray], np.ndarray | None]  # actions [L, E, ...] -> what the policy sees next; None: it is over
-_takers: dict[int, Callable[[int, np.ndarray], np.ndarray | None]] = {}  # of turns, by the thread that runs a program
+# number, actions [L, E, ...] -> what the policy sees next; None: it was the last
+Turn = Callable[[int, np.ndarray], np.ndarray | None]
+_takers: dict[int, Turn] = {}  # by the thread that runs a program
 
 
 def _take_turn(given: Buffers, wanted: Buffers) -> None:
@@ -37,7 +38,7 @@ class Actor(NamedTuple):
     """A policy's compiled actions, for all lanes of the process in one call."""
 
     noise: Callable[[np.ndarray, np.ndarray], Array]  # key data, lane numbers -> [L, T, E, ...]
-    act: Callable[[Learner, np.ndarray, Array, Turn], None]  # learner, observation [L, E, ...], noise, turn
+    act: Callable[[Learner, np.ndarray, Array, Turn], int]  # learner, observation [L, E, ...], noise, turn -> turns
     mode: Callable[[Tree, Tree, Array], Array]  # params, moments, observation [N, ...] -> [N, ...]
 
 
@@ -81,7 +82,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         at_once = isinstance(leaf, jax.Array) or leaf.nbytes < AT_ONCE
         return leaf if at_once and acts_here else jax.device_put(leaf, cpu)
 
-    def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> None:
+    def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> int:
         made, over, raised = 0, False, []
 
         def take(t: int, action: np.ndarray) -> np.ndarray | None:
@@ -89,7 +90,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             try:
                 if t != made:
                     raise KeyboardInterrupt  # it came when the turn before was called, which did not happen
-                seen = turn(action)
+                seen = turn(t, action)
                 made, over = made + 1, seen is None
                 return seen
             except BaseException as error:
@@ -108,6 +109,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             raise raised[0]
         if not over:
             raise KeyboardInterrupt
+        return made
 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
@@ -175,18 +177,15 @@ class Collector:
         action = np.zeros((steps, n, *shape), dtype)
         chosen_by_lane = action.reshape(steps, lanes, envs_per_lane, *shape)
         seen = observation.reshape(steps + 1, lanes, envs_per_lane, *spec.observation.shape)
-        made = 0
 
-        def turn(chosen: np.ndarray) -> np.ndarray | None:
-            nonlocal made
-            t, made = made, made + 1
+        def turn(t: int, chosen: np.ndarray) -> np.ndarray | None:
             chosen_by_lane[t] = chosen
             self._beat()
             self._envs.step(action[t], rollout, t)
-            rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[made:])
-            return None if rest or made == steps else seen[made]
+            rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :])
+            return None if rest or t + 1 == steps else seen[t + 1]
 
-        self._actor.act(learner, seen[0], noise, turn)
+        made = self._actor.act(learner, seen[0], noise, turn)
         self._observation = observation[made].copy()
         if self._episodes:
             for array in (action, reward, terminated, truncated, observation[:-1], observation[1:]):

@@ -12,7 +12,7 @@ APART = 8  # ranks' own numbers, of 8 bytes, lie so far apart: cores take 64 byt
 
 
 class Board:
-    """Every rank writes to it, then everybody reads what all wrote; messages of less than `room` bytes.
+    """Every rank writes to it, then everybody reads what the others wrote; messages of less than `room` bytes.
 
     There are two sides, used in turn: who writes to a side again knows that all have written to the other one since,
     and so have read this one. There is no room where ranks are on several machines, or can't share memory.
@@ -55,6 +55,7 @@ class Board:
         return all(written[other] >= times for other in self._others)
 
     def read(self, into: np.ndarray) -> None:
-        """The messages, in rank order."""
+        """The others' messages, each into its rank's row."""
         self._window.Sync()
-        into[...] = self._sides[self._times % 2, :, : into.shape[1]]
+        for other in self._others:
+            into[other] = self._sides[self._times % 2, other, : into.shape[1]]

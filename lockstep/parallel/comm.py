@@ -148,6 +148,7 @@ class Mpi:
         if mine.size < self._board.room:
             self._met = False
             self._board.write(mine)
+            rows[self.rank] = mine
             self._until(self._board.is_full)
             self._board.read(rows)
         elif self._meet(mine.size):

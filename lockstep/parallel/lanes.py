@@ -33,7 +33,7 @@ def alone(stacked: Tree) -> Tree:
 
 
 def exchange_over(comm: Comm) -> Exchange:
-    """The exchange inside a compiled program: a call on its own buffers that gathers packed vectors.
+    """The exchange inside a compiled program: a call on its own buffers, with a message for each leaf.
 
     Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere. They meet
     over the newest `comm`: a process takes part in one job at a time.
@@ -49,11 +49,9 @@ def exchange_over(comm: Comm) -> Exchange:
 @functools.cache
 def _exchange_among(ranks: int) -> Exchange:
     def exchange(stacked: Tree) -> Tree:
-        vectors, structure = jax.tree.flatten(tree.pack(stacked))
-        shapes = [jax.ShapeDtypeStruct((ranks, *v.shape), v.dtype) for v in vectors]
-        gathered = jax.tree.unflatten(structure, jax.ffi.ffi_call(ALLGATHER, shapes, has_side_effect=True)(*vectors))
-        parts = [tree.unpack(jax.tree.map(lambda v, r=rank: v[r], gathered), stacked) for rank in range(ranks)]
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        leaves, structure = jax.tree.flatten(stacked)
+        shapes = [jax.ShapeDtypeStruct((ranks * leaf.shape[0], *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        return jax.tree.unflatten(structure, jax.ffi.ffi_call(ALLGATHER, shapes, has_side_effect=True)(*leaves))
 
     return exchange
 
