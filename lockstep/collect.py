@@ -24,14 +24,19 @@ Turn = Callable[[int, np.ndarray], np.ndarray | None]
 _takers: dict[int, Turn] = {}  # by the thread that runs a program
 
 
-def _take_turn(given: Buffers, wanted: Buffers) -> None:
-    seen = _takers[threading.get_ident()](given[1].item(), given[0])
-    wanted[0][...] = seen is not None
-    if seen is not None:
-        wanted[1][...] = seen
+def _turn(given: Buffers, wanted: Buffers) -> Callable[[], None]:
+    (action, t), (going, observation) = given, wanted
+
+    def turn() -> None:
+        seen = _takers[threading.get_ident()](t.item(), action)
+        going[...] = seen is not None
+        if seen is not None:
+            observation[...] = seen
+
+    return turn
 
 
-foreign.register(TURN, _take_turn)
+foreign.register(TURN, _turn)
 
 
 class Actor(NamedTuple):

@@ -32,21 +32,20 @@ EXECUTE = 3  # the stage in which buffers hold data
 KINDS = dict(enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), 1))
 
 Buffers = list[np.ndarray]
-# by count and addresses: what was read, where it points to in turn, and what was made of it
-Known = dict[tuple[int, int], tuple[list[tuple[list[Any], list[bytes]]], Buffers]]
+Bind = Callable[[Buffers, Buffers], Callable[[], None]]  # what is given, what is wanted -> that reads and fills them
+Found = list[tuple[list[Any], list[bytes]]]  # pieces of memory, and what was there; each tells where the next are
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: list[BaseException] = []
 _threads: set[int] = set()
 
 
-def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
-    """Let `name` stand for a function that reads the first buffers and fills the second.
+def register(name: str, bind: Bind) -> None:
+    """Let `name` stand for a function of buffers, which is bound to them once: a loop calls with the same every time.
 
     A program can't raise what the function raises: it goes on with zeros, and whoever called it calls `reraise`.
     """
-
-    known: Known = {}  # a few: every program keeps the memory in which it tells of its buffers
+    known: dict[tuple[int, ...], tuple[Found, Buffers, Callable[[], None]]] = {}  # by where programs tell of buffers
 
     def answer(call: int) -> None:
         _, extension, _, _, stage, *several = CALL.unpack(_memory(call, CALL.size).raw)
@@ -56,14 +55,18 @@ def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
                 _view(metadata + ANSWER, "i4", (2,))[:] = VERSION
         elif stage == EXECUTE:
             _keep_thread()
-            given = _buffers(known, several[2], several[4])
-            wanted = _buffers(known, several[7], several[9])
+            key = several[2], several[4], several[7], several[9]
+            before = known.get(key)
+            if not before or not all([piece.raw for piece in pieces] == found for pieces, found in before[0]):
+                given_found, given = _buffers(*key[:2])
+                wanted_found, wanted = _buffers(*key[2:])
+                before = known[key] = given_found + wanted_found, wanted, bind(given, wanted)
             try:
                 if not _raised:
-                    return function(given, wanted)
+                    return before[2]()
             except BaseException as error:
                 _raised.append(error)
-            for buffer in wanted:
+            for buffer in before[1]:
                 buffer[...] = 0
 
     # Ctrl-C is raised before the first line of `answer`, where nothing catches it. ctypes then returns what was in
@@ -87,23 +90,17 @@ def _keep_thread() -> None:
         ctypes.pythonapi.PyGILState_Ensure()
 
 
-def _buffers(known: Known, count: int, addresses: int) -> Buffers:
-    """A loop calls with the same buffers at every turn: what was read before is compared, not read again."""
-    before = known.get((count, addresses))
-    if before and all([piece.raw for piece in pieces] == found for pieces, found in before[0]):
-        return before[1]
-    list_of_all = [_memory(addresses, 8 * count)]
-    pointers = struct.unpack(f"{count}Q", list_of_all[0].raw)
-    structs = [_memory(address, BUFFER.size) for address in pointers]
+def _buffers(count: int, addresses: int) -> tuple[Found, Buffers]:
+    """The buffers that a program tells of, and what was read to know them."""
+    pointers = [_memory(addresses, 8 * count)]
+    structs = [_memory(address, BUFFER.size) for address in struct.unpack(f"{count}Q", pointers[0].raw)]
     told = [BUFFER.unpack(piece.raw) for piece in structs]
-    sizes = [_memory(where, 8 * rank) for *_, rank, where in told]
+    shapes = [_memory(where, 8 * rank) for *_, rank, where in told]
     arrays = [
         _view(data, KINDS[kind], struct.unpack(f"{rank}q", piece.raw))
-        for (_, _, kind, data, rank, _), piece in zip(told, sizes, strict=True)
+        for (_, _, kind, data, rank, _), piece in zip(told, shapes, strict=True)
     ]
-    read = [(pieces, [piece.raw for piece in pieces]) for pieces in (list_of_all, structs, sizes)]
-    known[count, addresses] = read, arrays
-    return arrays
+    return [(pieces, [piece.raw for piece in pieces]) for pieces in (pointers, structs, shapes)], arrays
 
 
 @functools.lru_cache(64)

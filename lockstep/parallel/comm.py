@@ -44,8 +44,8 @@ class Comm(Protocol):
     def seconds(self) -> float:
         """Spent communicating so far."""
 
-    def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Every rank's array, stacked in rank order, on every rank; written to `out` if that is given."""
+    def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        """What fills `out` with every rank's array as it then is, in rank order, whenever all ranks call it."""
 
     def gather(self, tree: Tree) -> list[Tree] | None:
         """Every rank's tree of arrays (all of the same shapes), in rank order; on the root."""
@@ -87,11 +87,8 @@ class Solo:
 
     rank, size, seconds = 0, 1, 0.0
 
-    def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        if out is None:
-            return np.asarray(array)[None]
-        out[0] = array
-        return out
+    def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        return partial(np.copyto, out.reshape(array.shape), array)
 
     def gather(self, tree: Tree) -> list[Tree] | None:
         return [tree]
@@ -140,24 +137,25 @@ class Mpi:
         self._board = Board(self._world)
         self._met = False  # whether all ranks are at the message that is waited for
 
-    def allgather(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        array = np.asarray(array, order="C")
-        out = np.empty((self.size, *array.shape), array.dtype) if out is None else out
+    def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
         mine = _bytes(array)
         rows = _bytes(out).reshape(self.size, mine.size)
-        if mine.size < self._board.room:
-            self._met = False
-            self._board.write(mine)
-            rows[self.rank] = mine
-            self._until(self._board.is_full)
-            self._board.read(rows)
-        elif self._meet(mine.size):
+        return partial(self._post if mine.size < self._board.room else self._gather, mine, rows)
+
+    def _post(self, mine: np.ndarray, rows: np.ndarray) -> None:
+        self._met = False
+        self._board.write(mine)
+        rows[self.rank] = mine
+        self._until(self._board.is_full)
+        self._board.read(rows)
+
+    def _gather(self, mine: np.ndarray, rows: np.ndarray) -> None:
+        if self._meet(mine.size):
             rows[self.rank] = mine
             others = [rank for rank in range(self.size) if rank != self.rank]
             self._wait([r for other in others for r in self._receive(other, rows[other]) + self._send(other, mine)])
         else:
             self._wait([self._world.Iallgather(mine, rows)])
-        return out
 
     def gather(self, tree: Tree) -> list[Tree] | None:
         """All arrays are on their way at once, from where they are to where they are needed."""
@@ -212,10 +210,15 @@ class Mpi:
 
     def share(self, value: T) -> list[T]:
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
-        sizes = self.allgather(np.asarray(mine.size)).tolist()
+        sizes = self._allgather(np.asarray(mine.size)).tolist()
         padded = np.zeros(max(sizes), np.uint8)
         padded[: mine.size] = mine
-        return [pickle.loads(row[:size].tobytes()) for row, size in zip(self.allgather(padded), sizes, strict=True)]
+        return [pickle.loads(row[:size].tobytes()) for row, size in zip(self._allgather(padded), sizes, strict=True)]
+
+    def _allgather(self, array: np.ndarray) -> np.ndarray:
+        out = np.empty((self.size, *array.shape), array.dtype)
+        self.gathering(array, out)()
+        return out
 
     def on_root(self, work: Callable[[], T]) -> T:
         if self.rank == 0:

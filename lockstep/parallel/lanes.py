@@ -56,10 +56,19 @@ def _exchange_among(ranks: int) -> Exchange:
     return exchange
 
 
-def _allgather(mine: Buffers, everyones: Buffers) -> None:
-    (comm,) = _met_over
-    for vector, rows in zip(mine, everyones, strict=True):
-        comm.allgather(vector, rows)
+def _allgather(mine: Buffers, everyones: Buffers) -> Callable[[], None]:
+    over: Comm | None = None
+    gatherings: list[Callable[[], None]] = []
+
+    def gather() -> None:
+        nonlocal over, gatherings
+        if over is not _met_over[0]:
+            over = _met_over[0]
+            gatherings = [over.gathering(leaf, rows) for leaf, rows in zip(mine, everyones, strict=True)]
+        for gathering in gatherings:
+            gathering()
+
+    return gather
 
 
 class LaneBlock:

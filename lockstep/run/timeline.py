@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
+
 from lockstep.errors import FileFault
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.run.directory import write_file
@@ -71,8 +73,7 @@ class Timed:
     """A `Comm` whose messages are spans. The root's work is inside its span of `on_root`; the others wait in theirs."""
 
     def __init__(self, comm: Comm, timeline: Timeline) -> None:
-        self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self.allgather = timeline.around("allgather", comm.allgather)
+        self.rank, self.size, self._comm, self._timeline = comm.rank, comm.size, comm, timeline
         self.gather = timeline.around("gather", comm.gather)
         self.broadcast = timeline.around("broadcast", comm.broadcast)
         self.share = timeline.around("share", comm.share)
@@ -82,6 +83,9 @@ class Timed:
     @property
     def seconds(self) -> float:
         return self._comm.seconds
+
+    def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        return self._timeline.around("allgather", self._comm.gathering(array, out))
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,8 +33,12 @@ def moody(given: Buffers, wanted: Buffers) -> None:
     wanted[0][:] = 7
 
 
-foreign.register("lockstep_test_backwards", backwards)
-foreign.register("lockstep_test_moody", moody)
+def register(name: str, function: Callable[[Buffers, Buffers], None]) -> None:
+    foreign.register(f"lockstep_test_{name}", lambda *buffers: partial(function, *buffers))
+
+
+register("backwards", backwards)
+register("moody", moody)
 
 
 def call(name: str, results: Any) -> Callable[..., Any]:
@@ -57,7 +62,7 @@ def test_a_loop_calls_in_its_order() -> None:
         seen.append(given[0].item())
         wanted[0][...] = seen[-1] + 3
 
-    foreign.register("lockstep_test_count", count)
+    register("count", count)
     step = call("count", jax.ShapeDtypeStruct((), jnp.int32))
     assert jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: step(x), x))(jnp.asarray(5, jnp.int32)) == 17
     assert seen == [5, 8, 11, 14]
