@@ -124,8 +124,6 @@ class Solo:
 class Mpi:
     """The ranks of MPI's world. Arrays travel as buffers; waiting ranks leave the core to those that work."""
 
-    piece_bytes = 2**30  # a longer message travels in pieces: not every MPI library can count beyond 2 GiB
-
     def __init__(self) -> None:
         from mpi4py import MPI
 

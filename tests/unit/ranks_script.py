@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lockstep.parallel.comm import Mpi
+from lockstep.parallel import comm
 from lockstep.parallel.entries import Disagreement
 from lockstep.ranks import Ranks, start
 
@@ -208,7 +208,8 @@ def average_keeps_float_types_and_makes_whole_numbers_double(ranks: Ranks) -> No
 
 @law
 def long_messages_travel_in_pieces(ranks: Ranks) -> None:
-    Mpi.piece_bytes, before = 7, Mpi.piece_bytes
+    before = comm.PIECE, comm.LARGE
+    comm.PIECE, comm.LARGE = 7, 50
     try:
         gather_keeps_rank_order_and_bits(ranks)
         broadcast_gives_the_roots_tree_whatever_the_others_have(ranks)
@@ -217,7 +218,7 @@ def long_messages_travel_in_pieces(ranks: Ranks) -> None:
         batches_are_one_batch_in_rank_order(ranks)
         average_is_the_pairwise_sum_divided_by_the_number(ranks)
     finally:
-        Mpi.piece_bytes = before
+        comm.PIECE, comm.LARGE = before
 
 
 def refusal(work: Callable[[], Any]) -> Disagreement | None:
