@@ -190,7 +190,9 @@ def test_discounted_returns_stop_at_the_end_of_an_episode() -> None:
 
 
 def test_padding_is_never_learnt_from() -> None:
-    algorithm, learner = uniform(Reinforce(value_steps=2))
+    algorithm, learner = uniform(Reinforce(value_steps=2, entropy=0.3))
+    biased = jax.tree.map(lambda leaf: jnp.arange(leaf.size).reshape(leaf.shape) / 3.0, learner.params["policy"])
+    learner = learner._replace(params={**learner.params, "policy": jax.tree.map(jnp.float32, biased)})
     data = episodes()
     noise = np.random.default_rng(0).normal(size=data.observation.shape).astype(np.float32)
     away = ~data.real
