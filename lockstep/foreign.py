@@ -10,11 +10,11 @@ ships). Later versions with the same major number only add to the ends.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 import struct
 import threading
 from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -33,11 +33,14 @@ KINDS = dict(enumerate(("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2
 
 Buffers = list[np.ndarray]
 Bind = Callable[[Buffers, Buffers], Callable[[], None]]  # what is given, what is wanted -> that reads and fills them
-Found = list[tuple[list[Any], list[bytes]]]  # pieces of memory, and what was there; each tells where the next are
+Found = list[tuple[list[Any], list[bytes]]]  # pieces of memory, and what was there: it says where the next ones are
+
+MANY = 64  # bindings of one name; programs call with a few
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: list[BaseException] = []
 _threads: set[int] = set()
+_entries: set[CodeType] = set()  # of the functions by which programs enter Python
 
 
 def register(name: str, bind: Bind) -> None:
@@ -46,30 +49,38 @@ def register(name: str, bind: Bind) -> None:
     A program can't raise what the function raises: it goes on with zeros, and whoever called it calls `reraise`.
     """
     known: dict[tuple[int, ...], tuple[Found, Buffers, Callable[[], None]]] = {}  # by where programs tell of buffers
+    calls: dict[int, Any] = {}  # pieces of memory in which programs told of a call
 
     def answer(call: int) -> None:
-        _, extension, _, _, stage, *several = CALL.unpack(_memory(call, CALL.size).raw)
-        if extension:
-            _, kind, _, metadata = EXTENSION.unpack(_memory(extension, EXTENSION.size).raw)
-            if kind == METADATA:
-                _view(metadata + ANSWER, "i4", (2,))[:] = VERSION
-        elif stage == EXECUTE:
+        wanted: Buffers = []
+        try:
+            piece = calls.get(call) or calls.setdefault(call, _memory(call, CALL.size))
+            _, extension, _, _, stage, *several = CALL.unpack(piece.raw)
+            if extension:
+                _, kind, _, metadata = EXTENSION.unpack(_memory(extension, EXTENSION.size).raw)
+                if kind == METADATA:
+                    _view(metadata + ANSWER, "i4", (2,))[:] = VERSION
+            if extension or stage != EXECUTE:
+                return
             _keep_thread()
             key = several[2], several[4], several[7], several[9]
             before = known.get(key)
-            if not before or not all([piece.raw for piece in pieces] == found for pieces, found in before[0]):
-                given_found, given = _buffers(*key[:2])
+            if not before or _changed(before[0]):
                 wanted_found, wanted = _buffers(*key[2:])
+                given_found, given = _buffers(*key[:2])
+                if len(known) == MANY:
+                    known.clear()
                 before = known[key] = given_found + wanted_found, wanted, bind(given, wanted)
-            try:
-                if not _raised:
-                    return before[2]()
-            except BaseException as error:
-                _raised.append(error)
-            for buffer in before[1]:
-                buffer[...] = 0
+            _, wanted, function = before
+            if not _raised:
+                return function()
+        except BaseException as error:
+            _raised.append(error)
+        for buffer in wanted:
+            buffer[...] = 0
 
-    # Ctrl-C is raised before the first line of `answer`, where nothing catches it. ctypes then returns what was in
+    _entries.add(answer.__code__)
+    # Ctrl-C may be raised before the first line of `answer`, where nothing catches it. ctypes then returns what was in
     # memory, which XLA would take for an error and free: so the outer function calls one that returns nothing.
     safe = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(answer)
     _kept[name] = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(safe)
@@ -79,7 +90,19 @@ def register(name: str, bind: Bind) -> None:
 def reraise() -> None:
     """Raise what a function raised while a program called it."""
     if _raised:
-        raise _raised.pop()
+        first = _raised[0]
+        _raised.clear()
+        raise first
+
+
+def raise_from_signal(error: BaseException, frame: FrameType | None) -> None:
+    """Raise it in the frame that a signal came in; by `reraise`, where a program is just entering Python.
+
+    What is raised there is lost, and a call of the program with it.
+    """
+    if frame is None or frame.f_code not in _entries:
+        raise error
+    _raised.append(error)
 
 
 def _keep_thread() -> None:
@@ -103,9 +126,13 @@ def _buffers(count: int, addresses: int) -> tuple[Found, Buffers]:
     return [(pieces, [piece.raw for piece in pieces]) for pieces in (pointers, structs, shapes)], arrays
 
 
-@functools.lru_cache(64)
+def _changed(read: Found) -> bool:
+    """In this order: where a piece is may only be looked at while the piece that said so is as it was."""
+    return any([piece.raw for piece in pieces] != found for pieces, found in read)
+
+
 def _memory(address: int, size: int) -> Any:
-    """What is there at any time is its `raw`, in a tenth of the time that `ctypes.string_at` takes."""
+    """What is there at any time is its `raw`: a tenth of the time that `ctypes.string_at` takes."""
     return (ctypes.c_char * size).from_address(address)
 
 

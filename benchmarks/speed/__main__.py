@@ -103,9 +103,9 @@ What a step costs beside the environments: 35 us for acting (one program acts fo
 step the environments; a program that Python called at every step took 80) and 50 us of bookkeeping for 8 environments.
 Half of both is that code and data are no longer in the cache after an environment's step. An exchange of mode `average`
 takes 5 us to get from the compiled program to Python and back, and then, through shared memory (twice as long through
-MPI), 17 us for HalfCheetah's 44 kB and 60 us for Humanoid's 217 kB: 30 to write what the other core has in its cache, 22
-to copy both ranks' rows to the program, the rest is waiting. Humanoid's update of one lane with no exchange takes 89 ms:
-1.88 x would be reached if exchanges cost nothing.
+MPI), 17 us for HalfCheetah's 44 kB and 60 us for Humanoid's 217 kB: 30 to write what the other core has in its cache,
+22 to copy both ranks' rows to the program, the rest is waiting. Humanoid's update of one lane with no exchange takes
+89 ms: 1.88 x would be reached if exchanges cost nothing.
 
 Tried and not kept: the actor's weights as one vector instead of 10 arrays (the program cuts it up at every step); the
 actor in NumPy (every trained policy would be another one); huge pages for malloc (1 % to 2 %). For Humanoid's exchange,

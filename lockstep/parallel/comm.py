@@ -45,7 +45,10 @@ class Comm(Protocol):
         """Spent communicating so far."""
 
     def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
-        """What fills `out` with every rank's array as it then is, in rank order, whenever all ranks call it."""
+        """What fills `out` with every rank's array as it then is, in rank order, whenever all ranks call it.
+
+        Both must be contiguous.
+        """
 
     def gather(self, tree: Tree) -> list[Tree] | None:
         """Every rank's tree of arrays (all of the same shapes), in rank order; on the root."""
@@ -138,16 +141,16 @@ class Mpi:
     def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
         mine = _bytes(array)
         rows = _bytes(out).reshape(self.size, mine.size)
-        return partial(self._post if mine.size < self._board.room else self._gather, mine, rows)
+        return partial(self._over_board if mine.size < self._board.room else self._over_mpi, mine, rows)
 
-    def _post(self, mine: np.ndarray, rows: np.ndarray) -> None:
+    def _over_board(self, mine: np.ndarray, rows: np.ndarray) -> None:
         self._met = False
         self._board.write(mine)
         rows[self.rank] = mine
         self._until(self._board.is_full)
         self._board.read(rows)
 
-    def _gather(self, mine: np.ndarray, rows: np.ndarray) -> None:
+    def _over_mpi(self, mine: np.ndarray, rows: np.ndarray) -> None:
         if self._meet(mine.size):
             rows[self.rank] = mine
             others = [rank for rank in range(self.size) if rank != self.rank]
@@ -347,6 +350,7 @@ def _pieces(size: int) -> list[slice]:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     """The array's memory, for messages of any dtype."""
+    assert array.flags.c_contiguous, "only contiguous memory can be sent as it is"
     return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
 
 

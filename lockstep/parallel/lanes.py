@@ -62,9 +62,10 @@ def _allgather(mine: Buffers, everyones: Buffers) -> Callable[[], None]:
 
     def gather() -> None:
         nonlocal over, gatherings
-        if over is not _met_over[0]:
-            over = _met_over[0]
-            gatherings = [over.gathering(leaf, rows) for leaf, rows in zip(mine, everyones, strict=True)]
+        (comm,) = _met_over
+        if over is not comm:
+            gatherings = [comm.gathering(leaf, rows) for leaf, rows in zip(mine, everyones, strict=True)]
+            over = comm
         for gathering in gatherings:
             gathering()
 

@@ -8,6 +8,8 @@ import threading
 from types import FrameType
 from typing import Any
 
+from lockstep import foreign
+
 
 class Interrupted(Exception):
     """A run was stopped by a signal, with its checkpoint written."""
@@ -31,7 +33,8 @@ class Interrupt:
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            foreign.raise_from_signal(KeyboardInterrupt(), frame)
+            return
         self.number = number
         os.write(2, b"\nlockstep: stopping after this update; Ctrl-C again stops at once\n")
 

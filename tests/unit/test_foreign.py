@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,6 +67,56 @@ def test_a_loop_calls_in_its_order() -> None:
     step = call("count", jax.ShapeDtypeStruct((), jnp.int32))
     assert jax.jit(lambda x: jax.lax.fori_loop(0, 4, lambda _, x: step(x), x))(jnp.asarray(5, jnp.int32)) == 17
     assert seen == [5, 8, 11, 14]
+
+
+def test_a_function_is_bound_to_the_buffers_of_a_loop_once_and_anew_to_others() -> None:
+    shapes = []
+
+    def bind(given: Buffers, wanted: Buffers) -> Callable[[], None]:
+        shapes.append(given[0].shape)
+        return partial(np.add, given[0], 1, wanted[0])
+
+    foreign.register("lockstep_test_bound", bind)
+
+    @jax.jit
+    def ten_more(x: Any) -> Any:
+        step = call("bound", jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return jax.lax.fori_loop(0, 10, lambda _, x: step(x), x)
+
+    for size in (3, 5):
+        np.testing.assert_array_equal(ten_more(np.zeros(size, np.float32)), np.full(size, 10.0))
+    foreign.reraise()
+    assert sorted(set(shapes)) == [(3,), (5,)]
+    assert len(shapes) <= 4  # loops use two buffers in turn
+
+
+def test_what_binding_raises_is_raised_too() -> None:
+    def bind(given: Buffers, wanted: Buffers) -> Callable[[], None]:
+        raise KeyError("bound")
+
+    foreign.register("lockstep_test_unbound", bind)
+    program = jax.jit(call("unbound", jax.ShapeDtypeStruct((2,), jnp.float32)))
+    assert np.asarray(program(np.ones(3, np.float32))).tolist() == [0, 0]
+    with pytest.raises(KeyError, match="bound"):
+        foreign.reraise()
+
+
+def test_a_signal_where_a_program_enters_python_is_raised_after_the_program() -> None:
+    """Elsewhere it is raised at once, which `answer` catches."""
+    calls = []
+
+    def bind(given: Buffers, wanted: Buffers) -> Callable[[], None]:
+        with pytest.raises(KeyboardInterrupt):
+            foreign.raise_from_signal(KeyboardInterrupt(), sys._getframe())
+        foreign.raise_from_signal(KeyboardInterrupt(), sys._getframe(1))
+        return partial(calls.append, None)
+
+    foreign.register("lockstep_test_entered", bind)
+    program = jax.jit(call("entered", jax.ShapeDtypeStruct((2,), jnp.float32)))
+    assert np.asarray(program(np.ones(2, np.float32))).tolist() == [0, 0]
+    with pytest.raises(KeyboardInterrupt):
+        foreign.reraise()
+    assert not calls
 
 
 def test_what_a_function_raises_is_raised_after_the_program() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lockstep import tree
+from lockstep import foreign, tree
 from lockstep.networks import mlp_apply, mlp_init
+from lockstep.parallel import lanes
+from lockstep.parallel.comm import Solo
 from lockstep.parallel.lanes import LaneBlock
 
 RNG = np.random.default_rng(0)
@@ -169,3 +172,36 @@ def test_what_is_done_to_a_lane_is_traced_once(weight: Any) -> None:
     assert len(traced) == 1
     jax.jit(lambda data: LaneBlock(data).mean(inner, weight))(data)
     assert len(traced) == 2
+
+
+class Fake(Solo):
+    """Two ranks, of which the other always has `factor` times the same."""
+
+    size = 2
+
+    def __init__(self, factor: float, fails: bool = False) -> None:
+        self._factor, self._fails = factor, fails
+
+    def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        if self._fails:
+            self._fails = False
+            raise ConnectionError("not there yet")
+        return lambda: np.copyto(out, np.concatenate([array, self._factor * array]))
+
+
+def test_a_program_meets_over_the_newest_comm_whatever_happened_to_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lanes, "Solo", type(None))
+    data = np.ones((1, 2), np.float32)
+    mean = jax.jit(lambda data: LaneBlock(data, lanes.exchange_over(Fake(0.0))).mean(lambda lane: lane))
+    compiled = mean.lower(data).compile()  # it knows no comm
+    for comm, expected in ((Fake(3.0), 2.0), (Fake(5.0, fails=True), None), (Fake(7.0), 4.0)):
+        lanes.exchange_over(comm)
+        found = np.asarray(compiled(data))
+        if expected is None:
+            with pytest.raises(ConnectionError):
+                foreign.reraise()
+            found, expected = np.asarray(compiled(data)), 3.0
+        foreign.reraise()
+        np.testing.assert_array_equal(found, [expected, expected])
