@@ -82,9 +82,14 @@ def digest_of_paths(leaves: Mapping[str, Array]) -> str:
     sha = hashlib.sha256()
     for name in sorted(leaves):
         array = np.asarray(leaves[name], order="C")
-        sha.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
+        sha.update(_label(name, array.dtype, array.shape))
         sha.update(array.reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
+
+
+@functools.lru_cache(4096)
+def _label(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    return f"{name}:{dtype.str}:{shape};".encode()
 
 
 def count_weights(params: Tree, scope: str | None = None, exclude: str | None = None) -> int:

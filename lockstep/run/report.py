@@ -31,7 +31,7 @@ SECOND = ("kl", "entropy", "explained_variance")
 LAST = ("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
 
 HISTOGRAM_BINS = 64
-POINTS = 2000  # of a curve in TensorBoard, at most; metrics.csv has every update
+POINTS = 1000  # of a curve, at most: TensorBoard shows no more; metrics.csv has every update
 FLUSH_S = 2.0
 
 Row = Mapping[str, float | int | str]

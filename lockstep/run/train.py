@@ -236,9 +236,10 @@ def _run(
             key_data = words(experiment.seed, Purpose.LEARN, progress.updates)
             learner, metrics = learn(learner, trajectory, key_data)
             updated, talked = time.perf_counter(), comm.seconds - waited
-            digest = tree.digest(learner)
+            arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
+            digest = tree.digest_of_paths(arrays)
             episodes, made, stop = _agree(comm, mine, _steps_in(trajectory), learner, digest, interrupt.number)
-            _refuse_what_is_not_a_number(learner, trajectory, path, comm)
+            _refuse_what_is_not_a_number(arrays, progress.updates + 1, trajectory, path, comm)
             seconds = start.progress.seconds + time.perf_counter() - began
             progress = progress.after(made, episodes, seconds)
             score = None
@@ -392,11 +393,13 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
     return {name: float(np.asarray(value)) for name, value in metrics.items()}
 
 
-def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path: Path, comm: Comm) -> None:
+def _refuse_what_is_not_a_number(
+    learner: dict[str, np.ndarray], update: int, trajectory: Trajectory, path: Path, comm: Comm
+) -> None:
     """Stop, with the data kept, where an update led to something that is not a number."""
-    if all(is_finite(np.asarray(leaf)) for leaf in jax.tree.leaves(learner)):
+    broken = next((name for name, leaf in learner.items() if not is_finite(leaf)), None)
+    if broken is None:
         return
-    broken = [name for name, leaf in tree.paths(learner).items() if not is_finite(np.asarray(leaf))]
     folder, parts = path / "diverged", comm.gather(trajectory)
 
     def refuse() -> None:
@@ -404,7 +407,7 @@ def _refuse_what_is_not_a_number(learner: Learner, trajectory: Trajectory, path:
         arrays = {name: np.asarray(leaf, order="C") for name, leaf in tree.paths(_joined(parts or [])).items()}
         directory.write_file(folder / "trajectory.safetensors", save(arrays))
         raise NumericFault(
-            f"update {int(learner.updates)} made '{broken[0]}' infinite or not a number, and was not applied."
+            f"update {update} made '{broken}' infinite or not a number, and was not applied."
             f" Its data is in '{folder}', the run's checkpoints are as they were. A smaller learning rate may help."
         )
 
