@@ -109,7 +109,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             jax.block_until_ready(acted(*given))
         finally:
             del _takers[threading.get_ident()]
-        foreign.reraise()
+            foreign.reraise(threading.get_ident())
         if raised:
             raise raised[0]
         if not over:

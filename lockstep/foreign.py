@@ -38,7 +38,7 @@ Found = list[tuple[list[Any], list[bytes]]]  # pieces of memory, and what was th
 MANY = 64  # bindings of one name; programs call with a few
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
-_raised: list[BaseException] = []
+_raised: dict[int, BaseException] = {}  # the first, by the thread that the program runs in
 _threads: set[int] = set()
 _entries: set[CodeType] = set()  # of the functions by which programs enter Python
 
@@ -72,10 +72,10 @@ def register(name: str, bind: Bind) -> None:
                     known.clear()
                 before = known[key] = given_found + wanted_found, wanted, bind(given, wanted)
             _, wanted, function = before
-            if not _raised:
+            if threading.get_ident() not in _raised:
                 return function()
         except BaseException as error:
-            _raised.append(error)
+            _raised.setdefault(threading.get_ident(), error)
         for buffer in wanted:
             buffer[...] = 0
 
@@ -87,12 +87,11 @@ def register(name: str, bind: Bind) -> None:
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_kept[name]), platform="cpu")
 
 
-def reraise() -> None:
-    """Raise what a function raised while a program called it."""
-    if _raised:
-        first = _raised[0]
-        _raised.clear()
-        raise first
+def reraise(thread: int | None = None) -> None:
+    """Raise what a function raised while a program called it; where a `thread` is given, in that thread alone."""
+    errors = [_raised.pop(number) for number in list(_raised) if thread in (None, number)]
+    if errors:
+        raise errors[0]
 
 
 def raise_from_signal(error: BaseException, frame: FrameType | None) -> None:
@@ -102,7 +101,7 @@ def raise_from_signal(error: BaseException, frame: FrameType | None) -> None:
     """
     if frame is None or frame.f_code not in _entries:
         raise error
-    _raised.append(error)
+    _raised.setdefault(threading.get_ident(), error)
 
 
 def _keep_thread() -> None:

@@ -25,6 +25,7 @@ from lockstep.parallel.watchdog import GRACE_S
 if TYPE_CHECKING:
     from lockstep.parallel.comm import Comm, Mpi, Solo
 
+BY_HAND = "stopped by Ctrl-C."
 STATUS_FILE = "LOCKSTEP_STATUS_FILE"  # where the root leaves its exit status
 
 # Set by launchers for every process they start: MPICH and Intel MPI, Open MPI, Slurm with PMIx.
@@ -57,7 +58,7 @@ def _uncaught(comm: Mpi, kind: type[BaseException], error: BaseException, trace:
     status = error.status if isinstance(error, LockstepError) else 1
     told = f"failed:\n{''.join(traceback.format_exception(kind, error, trace))}"
     if isinstance(error, KeyboardInterrupt):
-        status, told = 130, "stopped by Ctrl-C."
+        status, told = 130, BY_HAND
     comm.fail(status, told)
     if comm.rank:
         time.sleep(GRACE_S)  # all have failed: the root tells, and ends this rank too
@@ -71,6 +72,9 @@ def together(comm: Comm) -> Iterator[None]:
         yield
     except LockstepError as error:
         comm.fail(error.status, str(error))
+        raise
+    except KeyboardInterrupt:
+        comm.fail(130, BY_HAND)
         raise
     except BaseException:
         comm.fail(1, f"failed:\n{traceback.format_exc()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -129,6 +130,19 @@ def test_what_a_function_raises_is_raised_after_the_program() -> None:
     foreign.reraise()  # once: after the first nothing is called
     assert np.asarray(program([calm])[0]).tolist() == [7, 7, 7]
     foreign.reraise()
+
+
+def test_what_a_function_raises_in_one_thread_is_none_of_anothers_business() -> None:
+    """Threads may collect beside each other: an error ends the program that it is of."""
+    program = jax.jit(call("moody", jax.ShapeDtypeStruct((3,), jnp.uint8)))
+    calm, angry = np.zeros((), np.uint8), np.ones((), np.uint8)
+    other = threading.Thread(target=lambda: jax.block_until_ready(program(angry)))
+    other.start()
+    other.join()
+    assert np.asarray(program(calm)).tolist() == [7, 7, 7]
+    foreign.reraise(threading.get_ident())
+    with pytest.raises(KeyError, match="mood"):
+        foreign.reraise()
 
 
 def test_a_program_that_calls_one_is_kept_on_disk() -> None:
