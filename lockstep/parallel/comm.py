@@ -50,6 +50,12 @@ class Comm(Protocol):
         Both must be contiguous.
         """
 
+    def adding(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        """What fills `out` with the sum of every rank's array as it then is, in the order of `tree.pairwise_sum`.
+
+        As `gathering`.
+        """
+
     def gather(self, tree: Tree) -> list[Tree] | None:
         """Every rank's tree of arrays (all of the same shapes), in rank order; on the root."""
 
@@ -92,6 +98,9 @@ class Solo:
 
     def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
         return partial(np.copyto, out.reshape(array.shape), array)
+
+    def adding(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        return partial(np.copyto, out, array)
 
     def gather(self, tree: Tree) -> list[Tree] | None:
         return [tree]
@@ -142,6 +151,26 @@ class Mpi:
         mine = _bytes(array)
         rows = _bytes(out).reshape(self.size, mine.size)
         return partial(self._over_board if mine.size < self._board.room else self._over_mpi, mine, rows)
+
+    def adding(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        """Over the board, they are added up where they are."""
+        mine = _bytes(array)
+        if mine.size < self._board.room:
+            return partial(self._add_on_board, mine, self._board.places(array), out)
+        rows = np.empty((self.size, *array.shape), array.dtype)
+        gather = self.gathering(array, rows)
+
+        def add() -> None:
+            gather()
+            _added(list(rows), out)
+
+        return add
+
+    def _add_on_board(self, mine: np.ndarray, places: list[list[np.ndarray]], out: np.ndarray) -> None:
+        self._met = False
+        self._board.write(mine)
+        self._until(self._board.is_full)
+        _added(places[self._board.side()], out)
 
     def _over_board(self, mine: np.ndarray, rows: np.ndarray) -> None:
         self._met = False
@@ -341,6 +370,14 @@ class Mpi:
 def _public(error: LockstepError) -> type[LockstepError]:
     """The nearest class of `lockstep.errors`: those are made from their message alone."""
     return next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+
+
+def _added(parts: list[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
+    """The sum in the order of `tree.pairwise_sum`, whose last addition is that of a power of two and the rest."""
+    if len(parts) == 1:
+        return parts[0]
+    first = 1 << (len(parts) - 1).bit_length() - 1
+    return np.add(_added(parts[:first]), _added(parts[first:]), out=out)
 
 
 def _pieces(size: int) -> list[slice]:

@@ -10,30 +10,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lockstep import foreign, tree
 from lockstep.core import Tree
-from lockstep.foreign import Buffers
+from lockstep.foreign import Bind, Buffers
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.tracing import traced_once, zeros
 
-ALLGATHER = "lockstep_allgather"  # as compiled programs name it
+ALLGATHER, MEAN = "lockstep_allgather", "lockstep_mean"  # as compiled programs name them
 _met_over: list[Comm] = []
 
-Exchange = Callable[[Tree], Tree]  # this process's stacked values -> those of all processes, in rank order
 
+class Exchange(NamedTuple):
+    """What processes make of the lanes that they hold, inside a compiled program; each gives its values stacked."""
 
-def alone(stacked: Tree) -> Tree:
-    """The exchange of a process that holds all lanes."""
-    return stacked
+    all: Callable[[Tree], Tree]  # the values of all processes, in rank order
+    mean: Callable[[Tree], Tree]  # over all lanes, added up in the fixed order; fenced from what follows
 
 
 def exchange_over(comm: Comm) -> Exchange:
-    """The exchange inside a compiled program: a call on its own buffers, with a message for each leaf.
+    """The exchange between ranks: calls on the program's own buffers, with a message for each leaf.
 
     Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere. They meet
     over the newest `comm`: a process takes part in one job at a time.
@@ -41,44 +43,77 @@ def exchange_over(comm: Comm) -> Exchange:
     if isinstance(comm, Solo):
         return alone
     if not _met_over:
-        foreign.register(ALLGATHER, _allgather)
+        foreign.register(ALLGATHER, _meeting(_gatherings))
+        foreign.register(MEAN, _meeting(_averagings))
     _met_over[:] = [comm]
     return _exchange_among(comm.size)
 
 
 @functools.cache
 def _exchange_among(ranks: int) -> Exchange:
-    def exchange(stacked: Tree) -> Tree:
+    def gathered(stacked: Tree) -> Tree:
+        def everyones(leaf: Any) -> Any:
+            return jax.ShapeDtypeStruct((ranks * leaf.shape[0], *leaf.shape[1:]), leaf.dtype)
+
         leaves, structure = jax.tree.flatten(stacked)
-        shapes = [jax.ShapeDtypeStruct((ranks * leaf.shape[0], *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        return jax.tree.unflatten(structure, jax.ffi.ffi_call(ALLGATHER, shapes, has_side_effect=True)(*leaves))
+        call = jax.ffi.ffi_call(ALLGATHER, [everyones(leaf) for leaf in leaves], has_side_effect=True)
+        return jax.tree.unflatten(structure, call(*leaves))
 
-    return exchange
+    def averaged(stacked: Tree) -> Tree:
+        if not _is_subtree(stacked):
+            return _mean(gathered(stacked))
+        leaves, structure = jax.tree.flatten(_added(stacked))
+        shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        call = jax.ffi.ffi_call(MEAN, shapes, has_side_effect=True)  # nothing is fused across it
+        return jax.tree.unflatten(structure, call(*leaves, jnp.asarray(ranks * _width(stacked), jnp.int32)))
+
+    return Exchange(gathered, averaged)
 
 
-def _allgather(mine: Buffers, everyones: Buffers) -> Callable[[], None]:
-    over: Comm | None = None
-    gatherings: list[Callable[[], None]] = []
+Meet = Callable[[], None]
 
-    def gather() -> None:
-        nonlocal over, gatherings
-        (comm,) = _met_over
-        if over is not comm:
-            gatherings = [comm.gathering(leaf, rows) for leaf, rows in zip(mine, everyones, strict=True)]
-            over = comm
-        for gathering in gatherings:
-            gathering()
 
-    return gather
+def _meeting(bind: Callable[[Comm, Buffers, Buffers], list[Meet]]) -> Bind:
+    """What a program's call does: it is bound to the buffers once, and to every new comm."""
+
+    def bound(given: Buffers, wanted: Buffers) -> Meet:
+        over: Comm | None = None
+        meetings: list[Meet] = []
+
+        def meet() -> None:
+            nonlocal over, meetings
+            (comm,) = _met_over
+            if over is not comm:
+                meetings, over = bind(comm, given, wanted), comm
+            for meeting in meetings:
+                meeting()
+
+        return meet
+
+    return bound
+
+
+def _gatherings(comm: Comm, mine: Buffers, everyones: Buffers) -> list[Meet]:
+    return [comm.gathering(leaf, rows) for leaf, rows in zip(mine, everyones, strict=True)]
+
+
+def _averagings(comm: Comm, given: Buffers, means: Buffers) -> list[Meet]:
+    """Sums of this process's lanes, and how many lanes there are in all. NumPy rounds as compiled programs do."""
+    *mine, count = given
+    return [
+        meet
+        for leaf, mean in zip(mine, means, strict=True)
+        for meet in (comm.adding(leaf, mean), partial(np.multiply, mean, _share(count.item(), mean.dtype), out=mean))
+    ]
 
 
 class LaneBlock:
     """Some of the experiment's lanes, one block per process. `data` has the lanes along its first axis."""
 
-    def __init__(self, data: Tree, exchange: Exchange = alone) -> None:
-        self._count = jax.tree.leaves(data)[0].shape[0]
+    def __init__(self, data: Tree, exchange: Exchange | None = None) -> None:
+        self._count = _width(data)
         self._padded = jax.tree.map(_at_least_two, data)
-        self._exchange = exchange
+        self._exchange = exchange or alone
 
     def map(self, fn: Callable[[Any], Any]) -> LaneBlock:
         lanes = object.__new__(LaneBlock)
@@ -96,31 +131,20 @@ class LaneBlock:
             return tree.pack(values)
 
         if weight is None:
-            parts, count = self._sums(packed)
-            return tree.unpack(_fenced(lambda: _divided(_added(parts), count)), like)
+            return tree.unpack(self._exchange.mean(self.map(packed).held()), like)
 
         def weighted(lane: Any) -> tuple[Tree, Any]:
             share = jnp.asarray(weight(lane), jnp.float64)
             return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), packed(lane)), share
 
-        parts, _ = self._sums(weighted)
+        mine = self.map(weighted).held()
+        if _is_subtree(mine):  # only its sum travels
+            mine = jax.tree.map(lambda leaf: leaf[None], _added(mine))
+        parts = self._exchange.all(mine)
         return tree.unpack(_fenced(lambda: _divided(*_added(parts))), like)
 
-    def _sums(self, fn: Callable[[Any], Any]) -> tuple[Tree, int]:
-        """What is still to be added up over all lanes of the experiment, and how many lanes they are.
-
-        Where a block is a whole subtree of the addition, only its sum travels.
-        """
-        mine = self.map(fn).held()
-        subtree = self._count & (self._count - 1) == 0
-        if subtree:
-            mine = jax.tree.map(lambda leaf: leaf[None], _added(mine))
-        parts = self._exchange(mine)
-        width = jax.tree.leaves(parts)[0].shape[0]
-        return parts, self._count * width if subtree else width
-
     def all(self) -> Tree:
-        return _fenced(lambda: self._exchange(self.held()))
+        return _fenced(lambda: self._exchange.all(self.held()))
 
     def held(self) -> Tree:
         """The data of the lanes that this process holds, stacked. For the end of a program: nothing fences it."""
@@ -144,12 +168,30 @@ class LaneBlock:
         return jax.lax.fori_loop(jnp.asarray(0, jnp.int32), trips, body, out)
 
 
+def _width(stacked: Tree) -> int:
+    return jax.tree.leaves(stacked)[0].shape[0]
+
+
+def _is_subtree(stacked: Tree) -> bool:
+    """Whether a process's lanes are a whole subtree of the fixed order of addition."""
+    return _width(stacked) & (_width(stacked) - 1) == 0
+
+
 def _added(parts: Tree) -> Tree:
     return jax.tree.map(tree.pairwise_sum, parts)
 
 
-def _divided(sums: Tree, by: Any) -> Tree:
-    return jax.tree.map(lambda leaf: leaf / jnp.asarray(by, leaf.dtype), sums)
+def _divided(sums: Tree, weights: Any) -> Tree:
+    return jax.tree.map(lambda leaf: leaf / weights.astype(leaf.dtype), sums)
+
+
+def _mean(stacked: Tree) -> Tree:
+    return _fenced(lambda: jax.tree.map(lambda leaf: leaf * _share(_width(stacked), leaf.dtype), _added(stacked)))
+
+
+def _share(count: int, dtype: Any) -> np.generic:
+    """What a sum of so many is multiplied by. Compilers make that of a division too, and NumPy would not."""
+    return np.dtype(dtype).type(1) / np.dtype(dtype).type(count)
 
 
 def _fenced(values: Callable[[], Tree]) -> Tree:
@@ -166,3 +208,6 @@ def _fenced(values: Callable[[], Tree]) -> Tree:
 
 def _at_least_two(leaf: Any) -> Any:
     return jnp.concatenate([leaf, jnp.zeros_like(leaf)]) if leaf.shape[0] == 1 else leaf
+
+
+alone = Exchange(all=lambda stacked: stacked, mean=_mean)  # of a process that holds all lanes

@@ -87,6 +87,9 @@ class Timed:
     def gathering(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
         return self._timeline.around("allgather", self._comm.gathering(array, out))
 
+    def adding(self, array: np.ndarray, out: np.ndarray) -> Callable[[], None]:
+        return self._timeline.around("add", self._comm.adding(array, out))
+
 
 def _write(file: Path, content: dict[str, Any]) -> None:
     try:

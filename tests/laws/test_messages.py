@@ -13,6 +13,7 @@ start_jax()
 import numpy as np
 from lockstep.parallel import board, comm as module
 from lockstep.parallel.launch import join
+from lockstep.tree import pairwise_sum
 module.PIECE, module.LARGE = int(sys.argv[1]), int(sys.argv[2])
 if sys.argv[3] == "apart":
     board.ROOM = 0
@@ -51,6 +52,12 @@ for times in (1, 2):  # what is there when it is called
     gathering()
     same(out, times * np.stack([rank["many"] for rank in everyone]))
     mine *= 2
+mine, out = made(comm.rank)["many"], np.empty((3, 7, 11), np.float32)
+adding = comm.adding(mine, out)
+for times in (1, 2):
+    adding()
+    same(out, times * np.asarray(pairwise_sum(np.stack([rank["many"] for rank in everyone]))))
+    mine *= 2
 assert comm.share(list(range(comm.rank * 400))) == [list(range(rank * 400)) for rank in range(comm.size)]
 assert comm.on_root(lambda: ("from", comm.rank)) == ("from", 0)
 """
@@ -79,6 +86,28 @@ for turn in range(1500):
         world.Abort(1)
 """
 
+MEANS = """
+from lockstep.runtime import start_jax
+start_jax()
+import jax, numpy as np
+from lockstep.parallel.lanes import LaneBlock, exchange_over
+from lockstep.parallel.launch import join
+comm, rng = join(), np.random.default_rng(0)
+exchange = exchange_over(comm)
+for each in (1, 2, 3, 4):  # lanes of a rank; three are no whole subtree of the addition
+    for smallest in (1.0, 1e-37):  # numbers that programs round to zero
+        numbers = rng.normal(size=(each * comm.size, 101)) * smallest
+        lanes = numbers.astype(np.float32), numbers, rng.integers(1, 9, len(numbers))
+        mine = jax.tree.map(lambda leaf: leaf[comm.rank * each : (comm.rank + 1) * each], lanes)
+        for weight in (None, lambda lane: lane[2]):
+            def mean(data, exchange=None):
+                found = LaneBlock(data, exchange).mean(lambda lane: lane[:2], weight)
+                return jax.tree.map(lambda leaf: 3 * leaf + leaf * leaf, found)
+            whole, shared = jax.jit(mean)(lanes), jax.jit(lambda data: mean(data, exchange))(mine)
+            for a, b in zip(whole, shared, strict=True):
+                assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), (each, smallest, weight)
+"""
+
 INSIDE_A_PROGRAM = """
 from lockstep.runtime import start_jax
 start_jax()
@@ -100,6 +129,12 @@ assert (np.asarray(whole) == 0.5).all() and float(first) == 0.5
 )
 def test_messages_arrive_as_they_were_in_pieces_of_any_size(piece: int, large: int, ranks: str) -> None:
     done = on_ranks(7, "-c", MESSAGES, str(piece), str(large), ranks)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_a_mean_over_ranks_has_the_bits_of_one_process(ranks: int) -> None:
+    done = on_ranks(ranks, "-c", MEANS)
     assert done.returncode == 0, done.stderr
 
 

@@ -37,14 +37,16 @@ def test_messages_are_spans_and_what_the_root_does_is_inside_its_own(tmp_path: P
     everyones = np.zeros((1, 2))
     comm.gathering(np.arange(2), everyones)()
     np.testing.assert_array_equal(everyones, [[0, 1]])
+    comm.adding(np.arange(1, 3), everyones[0])()
+    np.testing.assert_array_equal(everyones, [[1, 2]])
     assert comm.on_root(timeline.around("evaluate", lambda: 3)) == 3
     assert comm.seconds == 0.0
     timeline.write(tmp_path, Solo())
     written = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in written["traceEvents"] if event["ph"] == "X"]
-    assert [span["name"] for span in spans] == ["allgather", "on_root", "evaluate"]
+    assert [span["name"] for span in spans] == ["allgather", "add", "on_root", "evaluate"]
     assert nested(spans)
-    assert spans[1]["ts"] <= spans[2]["ts"]
+    assert spans[2]["ts"] <= spans[3]["ts"]
 
 
 def test_the_format_is_a_process_per_rank_in_microseconds_on_one_clock() -> None:
