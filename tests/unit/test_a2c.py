@@ -15,6 +15,7 @@ from tests.linear import (
     Weights,
     advantages,
     clipped,
+    divergence,
     entropy,
     gradient,
     linear_policy,
@@ -80,4 +81,6 @@ def test_steps_are_those_that_numpy_makes(config: A2C) -> None:
             np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
             assert not np.allclose(array, before[name], atol=1e-3), name
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
+        kl = divergence(before, weights, normalised(history).observation).mean()
+        assert float(metrics["kl"]) == pytest.approx(kl, rel=2e-3)
     assert int(learner.steps) == 2 * LANES * STEPS * ENVS

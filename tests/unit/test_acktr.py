@@ -374,3 +374,12 @@ def test_an_update_compiles_once_and_keeps_every_dtype() -> None:
     assert update._cache_size() == 1
     dtypes = [jax.tree.map(lambda leaf: leaf.dtype, which) for which in (learner, run.learner)]
     assert dtypes[0] == dtypes[1]
+
+
+def test_no_curvature_is_in_any_value_step_of_a_cold_update() -> None:
+    """The damping makes no difference: not to the first step, nor to those after it."""
+    found = []
+    for damping in (0.1, 10.0):
+        run = make("gaussian", cold_updates=1, value_steps=3, value_damping=damping)
+        found.append(run(run.learner, trajectories("gaussian"))[0].params["value"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *found)

@@ -192,6 +192,14 @@ def test_a_cold_step_is_gradient_descent(bound: float) -> None:
         np.testing.assert_allclose(made.change[name], -0.5 * g * min(1, bound / length), rtol=1e-5)
 
 
+def test_a_cold_step_is_bounded_by_the_length_of_what_it_goes_down() -> None:
+    """The running mean, not the newest gradient: the step is as long as the bound says, whatever the momentum."""
+    state, _, gradient = state_of()
+    rule = RULE._replace(momentum=0.75, cold_gradient=0.1)
+    _, made = kfac.step(state, gradient, rule, jnp.asarray(100.0), COLD)
+    assert float(kfac.norm(made.change)) == pytest.approx(rule.cold_rate * rule.cold_gradient, rel=1e-5)
+
+
 def test_factors_are_a_plain_mean_first_and_an_exponential_one_later() -> None:
     state = kfac.new({"layer0": {"kernel": jnp.zeros((1, 1)), "bias": jnp.zeros(1)}})
     seen = []
@@ -223,7 +231,10 @@ def test_a_change_moves_kernel_bias_and_vectors() -> None:
 
 @pytest.mark.parametrize(
     ("rate", "kl", "expected"),
-    [(0.3, 0.021, 0.2), (0.2, 0.0049, 0.3), (0.2, 0.01, 0.2), (0.9, 0.0, 1.0), (1e-8, 1.0, 1e-8)],
+    [
+        *[(0.3, 0.021, 0.2), (0.3, 0.019, 0.3), (0.2, 0.01, 0.2), (0.2, 0.0051, 0.2), (0.2, 0.0049, 0.3)],
+        *[(0.9, 0.0, 1.0), (1e-8, 1.0, 1e-8)],
+    ],
 )
 def test_the_servo_follows_the_desired_kl_within_its_range(rate: float, kl: float, expected: float) -> None:
     assert float(kfac.toward(jnp.asarray(rate), jnp.asarray(kl), 0.01)) == pytest.approx(expected)

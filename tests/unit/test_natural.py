@@ -165,6 +165,10 @@ def test_a_step_is_shortened_until_it_is_within_the_trust_region() -> None:
     assert search(lambda f: f, lambda f: 0.1 * f**2) == (0.25, 3)
 
 
+def test_a_step_that_is_just_beyond_the_trust_region_is_shortened() -> None:
+    assert search(lambda f: f, lambda f: 0.0101 * f**2) == (0.5, 2)
+
+
 def test_a_step_is_shortened_until_it_gains_something() -> None:
     assert search(lambda f: 0.2 - f, lambda f: 0.0 * f) == (0.125, 4)
 

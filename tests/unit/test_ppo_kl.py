@@ -41,7 +41,7 @@ def coady_rule(kl: float, beta: float, rate: float, target: float) -> tuple[floa
 
 
 @pytest.mark.parametrize("times", [0.1, 0.49, 0.51, 1.0, 1.99, 2.01, 9.0])
-@pytest.mark.parametrize("penalty", [1 / 35, 0.031, 1.0, 25.0, 35.0])
+@pytest.mark.parametrize("penalty", [1 / 35, 0.031, 1 / 21, 1 / 19, 1.0, 19.0, 21.0, 25.0, 35.0])
 @pytest.mark.parametrize("multiplier", [0.05, 1.0, 11.0])
 def test_coady_moves_penalty_and_rate(times: float, penalty: float, multiplier: float) -> None:
     expected = coady_rule(times * 0.003, penalty, multiplier, 0.003)

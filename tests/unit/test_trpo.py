@@ -17,6 +17,7 @@ from lockstep.algorithms.npg import NPG, Natural, _some, natural_problems, npg
 from lockstep.algorithms.trpo import TRPO, trpo
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.parallel.lanes import LaneBlock
+from tests import linear
 from tests.quick import quick, update_of
 from tests.unit.test_ppo import LANES, SPECS, E, T, make, numpy_advantages, numpy_log_prob, numpy_network, trajectories
 
@@ -250,3 +251,29 @@ def test_rewards_are_scaled_and_observations_counted_as_for_every_actor_critic()
     made = trpo(TRPO(value_minibatch=WHOLE, value_epochs=1), setup)
     new, _ = update_of(made)(made.init(jax.random.key(0)), trajectories("gaussian"))
     assert (int(new.observation.count), int(new.reward.count), int(new.steps), int(new.updates)) == (WHOLE,) * 3 + (1,)
+
+
+def test_every_epoch_of_the_value_function_draws_its_minibatches_anew() -> None:
+    """Against NumPy: every lane has an order of its own in each epoch; the loss told is the last epoch's."""
+    config = NPG(value_minibatch=10, value_epochs=2, schedule="constant", learning_rate=0.1, discount=0.9, trace=0.8)
+    made = npg(config, ac.Setup(linear.linear_policy(), linear.SPEC, linear.OFF, budget=10_000, lanes=2, rows=15))
+    learner, data = made.init(jax.random.key(0)), linear.trajectory((2, 5, 3), [(0, 2, 1)], [(1, 1, 0), (0, 4, 2)])
+    new, metrics = update_of(made)(learner, data, 1)
+    weights = linear.named(learner.params)
+    target = linear.value(weights, data.observation) + linear.advantages(weights, data, config.discount, config.trace)
+    x, target = data.observation.reshape(2, 15, -1), target.reshape(2, 15)
+    part, adam, losses = {name: weights[name] for name in "vc"}, linear.Adam(), [0.0]
+    for epoch in range(2):
+        key, losses = jax.random.fold_in(jax.random.split(jax.random.key(1))[1], epoch), []
+        orders = [jax.random.permutation(jax.random.fold_in(key, lane), 15) for lane in range(2)]
+        for rows in np.split(np.stack(orders), 3, axis=1):
+            some, wanted = (np.take_along_axis(a, r, 1) for a, r in ((x, rows[..., None]), (target, rows)))
+
+            def loss(part: linear.Weights, some: Any = some, wanted: Any = wanted) -> float:
+                return 0.5 * ((linear.value(part, some) - wanted) ** 2).mean()
+
+            losses.append(loss(part))
+            part, adam = adam.step(part, linear.gradient(loss, part), config.learning_rate, 1e-5)
+    for name, array in part.items():
+        np.testing.assert_allclose(linear.named(new.params)[name], array, atol=1e-4, err_msg=name)
+    assert float(metrics["value_loss"]) == pytest.approx(np.mean(losses), rel=1e-3)
