@@ -34,6 +34,10 @@ class Exchange(NamedTuple):
     mean: Callable[[Tree], Tree]  # over all lanes, added up in the fixed order; fenced from what follows
 
 
+# of a process that holds all lanes
+alone = Exchange(all=lambda stacked: stacked, mean=lambda stacked: _mean(stacked))
+
+
 def exchange_over(comm: Comm) -> Exchange:
     """The exchange between ranks: calls on the program's own buffers, with a message for each leaf.
 
@@ -110,10 +114,10 @@ def _averagings(comm: Comm, given: Buffers, means: Buffers) -> list[Meet]:
 class LaneBlock:
     """Some of the experiment's lanes, one block per process. `data` has the lanes along its first axis."""
 
-    def __init__(self, data: Tree, exchange: Exchange | None = None) -> None:
+    def __init__(self, data: Tree, exchange: Exchange = alone) -> None:
         self._count = _width(data)
         self._padded = jax.tree.map(_at_least_two, data)
-        self._exchange = exchange or alone
+        self._exchange = exchange
 
     def map(self, fn: Callable[[Any], Any]) -> LaneBlock:
         lanes = object.__new__(LaneBlock)
@@ -208,6 +212,3 @@ def _fenced(values: Callable[[], Tree]) -> Tree:
 
 def _at_least_two(leaf: Any) -> Any:
     return jnp.concatenate([leaf, jnp.zeros_like(leaf)]) if leaf.shape[0] == 1 else leaf
-
-
-alone = Exchange(all=lambda stacked: stacked, mean=_mean)  # of a process that holds all lanes

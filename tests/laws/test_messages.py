@@ -90,7 +90,7 @@ MEANS = """
 from lockstep.runtime import start_jax
 start_jax()
 import jax, numpy as np
-from lockstep.parallel.lanes import LaneBlock, exchange_over
+from lockstep.parallel.lanes import LaneBlock, alone, exchange_over
 from lockstep.parallel.launch import join
 comm, rng = join(), np.random.default_rng(0)
 exchange = exchange_over(comm)
@@ -100,7 +100,7 @@ for each in (1, 2, 3, 4):  # lanes of a rank; three are no whole subtree of the 
         lanes = numbers.astype(np.float32), numbers, rng.integers(1, 9, len(numbers))
         mine = jax.tree.map(lambda leaf: leaf[comm.rank * each : (comm.rank + 1) * each], lanes)
         for weight in (None, lambda lane: lane[2]):
-            def mean(data, exchange=None):
+            def mean(data, exchange=alone):
                 found = LaneBlock(data, exchange).mean(lambda lane: lane[:2], weight)
                 return jax.tree.map(lambda leaf: 3 * leaf + leaf * leaf, found)
             whole, shared = jax.jit(mean)(lanes), jax.jit(lambda data: mean(data, exchange))(mine)
