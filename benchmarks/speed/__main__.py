@@ -104,15 +104,15 @@ step the environments; a program that Python called at every step took 80) and 5
 Half of both is that code and data are no longer in the cache after an environment's step. An exchange of mode `average`
 takes 5 us to get from the compiled program to Python and back, and then, through shared memory (twice as long through
 MPI), 17 us for HalfCheetah's 44 kB and 50 us for Humanoid's 217 kB: 30 to write what the other core has in its cache,
-16 to add up what is there, the rest is waiting. Humanoid's update of one lane with no exchange takes 89 ms: 1.88 x would
-be reached if exchanges cost nothing. On a machine that others use, waiting is most of it: ranks in step with each other
-meet every delay of either (on a bad day 7 us by the median, 60 to 90 by the mean).
+16 to add up what is there, the rest is waiting. Humanoid's update of one lane with no exchange takes 89 ms: 1.88 x
+would be reached if exchanges cost nothing. On a machine that others use, waiting is most of it: ranks in step with each
+other meet every delay of either (on a bad day 7 us by the median, 60 to 90 by the mean).
 
 Tried and not kept: the actor's weights as one vector instead of 10 arrays (the program cuts it up at every step); the
 actor in NumPy (every trained policy would be another one); huge pages for malloc (1 % to 2 %). For Humanoid's exchange,
 none with a difference that shows: a condition instead of the loop that fences a mean, which copies it; lanes' results
-handed over with their padding instead of cut; 4, 8 and 16 places in shared memory used in turn instead of 2; ranks pinned
-to cores.
+handed over with their padding instead of cut; 4, 8 and 16 places in shared memory used in turn instead of 2; ranks
+pinned to cores.
 
 `lockstep train` of one update from a cold process with a warm compilation cache, start to exit:
 {", ".join(f"{seconds:.1f} s" for seconds in starts)}.
