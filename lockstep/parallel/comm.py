@@ -375,7 +375,7 @@ def _public(error: LockstepError) -> type[LockstepError]:
 def _added(parts: list[np.ndarray], out: np.ndarray | None = None) -> np.ndarray:
     """The sum in the order of `tree.pairwise_sum`, whose last addition is that of a power of two and the rest."""
     if len(parts) == 1:
-        return parts[0]
+        return parts[0] if out is None else np.positive(parts[0], out=out)
     first = 1 << (len(parts) - 1).bit_length() - 1
     return np.add(_added(parts[:first]), _added(parts[first:]), out=out)
 

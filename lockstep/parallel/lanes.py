@@ -20,7 +20,7 @@ import numpy as np
 from lockstep import foreign, tree
 from lockstep.core import Tree
 from lockstep.foreign import Bind, Buffers
-from lockstep.parallel.comm import Comm, Solo
+from lockstep.parallel.comm import Comm
 from lockstep.tracing import traced_once, zeros
 
 ALLGATHER, MEAN = "lockstep_allgather", "lockstep_mean"  # as compiled programs name them
@@ -44,7 +44,7 @@ def exchange_over(comm: Comm) -> Exchange:
     Every rank runs the same program, which is one sequence of calls: they meet in the same order everywhere. They meet
     over the newest `comm`: a process takes part in one job at a time.
     """
-    if isinstance(comm, Solo):
+    if comm.size == 1:
         return alone
     if not _met_over:
         foreign.register(ALLGATHER, _meeting(_gatherings))

@@ -94,6 +94,9 @@ from lockstep.parallel.lanes import LaneBlock, alone, exchange_over
 from lockstep.parallel.launch import join
 comm, rng = join(), np.random.default_rng(0)
 exchange = exchange_over(comm)
+mine, out = np.arange(3.0), np.zeros(3)
+comm.adding(mine, out)()
+assert (out == comm.size * mine).all()
 for each in (1, 2, 3, 4):  # lanes of a rank; three are no whole subtree of the addition
     for smallest in (1.0, 1e-37):  # numbers that programs round to zero
         numbers = rng.normal(size=(each * comm.size, 101)) * smallest
@@ -132,7 +135,7 @@ def test_messages_arrive_as_they_were_in_pieces_of_any_size(piece: int, large: i
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_a_mean_over_ranks_has_the_bits_of_one_process(ranks: int) -> None:
     done = on_ranks(ranks, "-c", MEANS)
     assert done.returncode == 0, done.stderr

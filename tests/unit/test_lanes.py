@@ -189,10 +189,7 @@ class Fake(Solo):
         return lambda: np.copyto(out, array + self._factor * array)
 
 
-def test_a_program_meets_over_the_newest_comm_whatever_happened_to_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lanes, "Solo", type(None))
+def test_a_program_meets_over_the_newest_comm_whatever_happened_to_the_one_before() -> None:
     data = np.ones((1, 2), np.float32)
     mean = jax.jit(lambda data: LaneBlock(data, lanes.exchange_over(Fake(0.0))).mean(lambda lane: lane))
     compiled = mean.lower(data).compile()  # it knows no comm
