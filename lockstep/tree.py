@@ -81,9 +81,9 @@ def digest_of_paths(leaves: Mapping[str, Array]) -> str:
     """The digest of the tree whose leaves these are, as a checkpoint has them."""
     sha = hashlib.sha256()
     for name in sorted(leaves):
-        array = np.asarray(leaves[name], order="C")
+        array = np.asarray(leaves[name])
         sha.update(_label(name, array.dtype, array.shape))
-        sha.update(array.reshape(-1).view(np.uint8).data)
+        sha.update(array.tobytes())  # a copy, but sooner there than a view of each of many small arrays
     return sha.hexdigest()
 
 

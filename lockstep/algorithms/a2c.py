@@ -12,7 +12,7 @@ import optax
 from lockstep.algorithms import actor_critic as ac
 from lockstep.algorithms.actor_critic import Batch, Setup
 from lockstep.core import Algorithm, Array, Key, Lanes, Learner, Metrics, Tree
-from lockstep.ranges import NonNegative, Positive, Share
+from lockstep.ranges import Count, NonNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class A2C:
     decay: Share = 0.99  # RMSProp's memory of squared gradients
     epsilon: Positive = 1e-5  # the optimizer's; RMSProp adds it under the root
     value_coefficient: NonNegative = 0.5
+    value_steps: Count = 1  # gradient steps of the value function in one update, the first together with the policy's
     entropy: NonNegative = 0.0  # bonus for entropy
     max_gradient: Positive = 0.5  # the gradient is scaled down to this norm
     normalize_advantage: bool = False  # over the whole batch
@@ -41,7 +42,12 @@ def a2c(config: A2C, setup: Setup) -> Algorithm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient), scaled[config.optimizer])
 
     def init(key: Key) -> Learner:
-        return ac.new_learner(setup, key, optimizer.init)
+        return ac.new_learner(setup, key, first_state)
+
+    def first_state(params: Tree) -> Tree:
+        """Of the joint step; the value function's further steps have one of their own."""
+        joint = optimizer.init(params)
+        return (joint, optimizer.init(params["value"])) if config.value_steps > 1 else joint
 
     def loss(params: Tree, batch: Batch, advantage: Array, target: Array) -> tuple[Array, Metrics]:
         output = policy.evaluate(params, batch.observation, batch.policy_state)
@@ -67,13 +73,19 @@ def a2c(config: A2C, setup: Setup) -> Algorithm:
 
         gradient, metrics = start.mean(lane_gradient)
         learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)
-        step = ac.take_step(optimizer, learning_rate, gradient, learner.params, learner.optimizer)
+        joint, further = learner.optimizer if config.value_steps > 1 else (learner.optimizer, ())
+        step = ac.take_step(optimizer, learning_rate, gradient, learner.params, joint)
+        params, state = step.params, step.state
+        if config.value_steps > 1:
+            carry = params["value"], further
+            value, further, _ = ac.fit_value(setup, optimizer, start, carry, learning_rate, config.value_steps - 1)
+            params, state = {**params, "value": value}, (state, further)
         metrics |= {
             "gradient_norm": optax.tree.norm(gradient),
             "step_size": step.size,
             "learning_rate": learning_rate,
-            **ac.compared(setup, start, learner.params, step.params),
+            **ac.compared(setup, start, learner.params, params),
         }
-        return ac.advance(setup, learner, lanes, step.params, step.state), metrics
+        return ac.advance(setup, learner, lanes, params, state), metrics
 
     return Algorithm(init, update)

@@ -205,14 +205,18 @@ def compared(setup: Setup, start: Lanes, old: Tree, new: Tree) -> Metrics:
             explained_variance(estimate.value_target, output.value, batch.real),
         )
 
-    weight = (lambda lane: lane[0].real.sum()) if setup.padded else None
-    kl, entropy, before, after = start.mean(lane_changes, weight)
+    kl, entropy, before, after = start.mean(lane_changes, _weight(setup))
     return {
         "kl": kl,
         "entropy": entropy,
         "explained_variance": explained(before),
         "explained_variance_after": explained(after),
     }
+
+
+def _weight(setup: Setup) -> Callable[[tuple[Batch, Estimate]], Array] | None:
+    """How much a lane counts in a mean: by its steps, where they differ between lanes."""
+    return (lambda lane: lane[0].real.sum()) if setup.padded else None
 
 
 def advance(setup: Setup, learner: Learner, lanes: Lanes, params: Tree, optimizer: Tree) -> Learner:
@@ -260,6 +264,31 @@ def take_step(
     direction, state = optimizer.update(gradient, state)
     moved = jax.tree.map(lambda p, d: p - learning_rate * d, params, direction)
     return Step(moved, state, learning_rate * optax.tree.norm(direction))
+
+
+def fit_value(
+    setup: Setup,
+    optimizer: optax.GradientTransformation,
+    start: Lanes,
+    carry: tuple[Tree, Tree],
+    learning_rate: Array,
+    steps: int,
+) -> tuple[Tree, Tree, Array]:
+    """Value weights and optimizer after `steps` steps towards the targets of (Batch, Estimate) lanes; the last loss."""
+
+    def loss(value: Tree, batch: Batch, target: Array) -> Array:
+        found = setup.policy.value({"value": value}, batch.observation, batch.policy_state)
+        return 0.5 * average(jnp.square(found - target), batch.real)
+
+    def step(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
+        value, state, _ = carry
+        found, gradient = start.mean(
+            lambda lane: jax.value_and_grad(loss)(value, lane[0], lane[1].value_target), _weight(setup)
+        )
+        after = take_step(optimizer, learning_rate, gradient, value, state)
+        return after.params, after.state, found
+
+    return jax.lax.fori_loop(0, steps, step, (*carry, jnp.zeros((), jnp.float32)))
 
 
 CHUNK = 256  # rows of a padded lane that are looked at together

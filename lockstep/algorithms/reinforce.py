@@ -72,23 +72,6 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
             "policy_loss": policy_loss
         }
 
-    def value_loss(part: Tree, params: Tree, batch: Batch, target: Array) -> Array:
-        value = policy.value({**params, "value": part}, batch.observation, batch.policy_state)
-        return 0.5 * ac.average(jnp.square(value - target), batch.real)
-
-    def fitted(start: Lanes, params: Tree, state: Tree, learning_rate: Array) -> tuple[Tree, Tree, Array]:
-        """The value function after its steps towards the returns, and its last loss."""
-
-        def step(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
-            part, state, _ = carry
-            value, gradient = start.mean(
-                lambda lane: jax.value_and_grad(value_loss)(part, params, lane[0], lane[1].value_target), weight
-            )
-            after = ac.take_step(adam, learning_rate, gradient, part, state)
-            return after.params, after.state, value
-
-        return jax.lax.fori_loop(0, config.value_steps, step, (params["value"], state, jnp.zeros((), jnp.float32)))
-
     def weight(lane: tuple[Batch, Estimate]) -> Array:
         return lane[0].real.sum()
 
@@ -112,7 +95,8 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
         params, state = {**learner.params, "policy": step.params}, state._replace(policy=step.state)
         if config.baseline == "value":
             value_rate = ac.rate(config.value_learning_rate, config.schedule, learner.steps, setup.budget)
-            value, value_state, metrics["value_loss"] = fitted(start, params, state.value, value_rate)
+            fitted = ac.fit_value(setup, adam, start, (params["value"], state.value), value_rate, config.value_steps)
+            value, value_state, metrics["value_loss"] = fitted
             params, state = {**params, "value": value}, state._replace(value=value_state)
         metrics |= {
             "gradient_norm": optax.tree.norm(gradient),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,7 @@ class Progress:
     @property
     def returns(self) -> tuple[float, float, float]:
         """Mean and standard deviation of the recent returns, and the mean length; NaN before the first episode."""
-        if not self.recent:
-            return math.nan, math.nan, math.nan
-        totals, lengths = np.asarray(self.recent).T
-        return float(totals.mean()), float(totals.std()), float(lengths.mean())
+        return _statistics(self.recent)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -75,3 +73,12 @@ class Progress:
             best=None if best is None else float(best),
             best_steps=None if best_steps is None else int(best_steps),
         )
+
+
+@lru_cache(1)
+def _statistics(recent: tuple[tuple[float, int], ...]) -> tuple[float, float, float]:
+    """Kept, because most small updates end no episode."""
+    if not recent:
+        return math.nan, math.nan, math.nan
+    totals, lengths = np.asarray(recent).T
+    return float(totals.mean()), float(totals.std()), float(lengths.mean())

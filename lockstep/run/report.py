@@ -47,13 +47,14 @@ class MetricsFile:
         self._columns = list(kept[0]) if kept else None
         write_file(self._path, _csv(self._columns, kept).encode() if self._columns else b"")
         self._file = self._path.open("a", newline="")
+        self._lines = csv.writer(self._file)
 
     def write(self, row: Row) -> None:
         if self._columns is None:
             others = sorted(row.keys() - {*FIRST, *SECOND, *LAST})
             self._columns = [*FIRST, *(name for name in SECOND if name in row), *others, *LAST]
-            csv.DictWriter(self._file, self._columns).writeheader()
-        csv.DictWriter(self._file, self._columns).writerow({name: _text(value) for name, value in row.items()})
+            self._lines.writerow(self._columns)
+        self._lines.writerow([_text(row.get(name, "")) for name in self._columns])
         self._file.flush()
 
     def close(self) -> None:

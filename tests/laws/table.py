@@ -27,7 +27,7 @@ OF_ALGORITHM: dict[str, dict[str, Any]] = {
     },
     "trpo": {"algo.value_epochs": 2, "algo.value_minibatch": 64},
     "npg": {"algo.value_epochs": 2, "algo.value_minibatch": 64, "algo.fisher_every": 3},
-    "a2c": {},
+    "a2c": {"algo.value_steps": 2},
     "reinforce": {**EPISODES, "algo.value_steps": 2},
     "acktr": {"algo.value_steps": 2, "algo.cold_updates": 1, "algo.decompose_every": 2},
 }

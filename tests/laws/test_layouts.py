@@ -96,10 +96,11 @@ def test_every_experiment_has_the_same_bits_on_every_layout(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", preset_names())
-def test_every_preset_has_the_same_bits_on_ranks_with_every_algorithm(
-    tmp_path: Path, one_process: Callable[[str], Path], preset: str
+@pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
+def test_every_preset_has_the_same_bits_on_every_layout_with_every_algorithm(
+    tmp_path: Path, one_process: Callable[[str], Path], preset: str, nprocs: int, mode: str, workers: int
 ) -> None:
-    on_layout("train", tmp_path, one_process(preset), preset, 2, "average", 0)
+    on_layout("train", tmp_path, one_process(preset), preset, nprocs, mode, workers)
 
 
 def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, mode: str, workers: int) -> None:

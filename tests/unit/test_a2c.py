@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import jax
 import numpy as np
 import pytest
@@ -31,10 +34,15 @@ SHAPE = LANES, STEPS, ENVS = 2, 5, 3
 BUDGET = 4 * LANES * STEPS * ENVS
 
 
+def outcome(weights: Weights, data: Trajectory, config: A2C) -> tuple[np.ndarray, np.ndarray]:
+    """Advantages and value targets."""
+    advantage = advantages(weights, data, config.discount, config.trace)
+    return advantage, advantage + value(weights, data.observation)
+
+
 def slope(weights: Weights, data: Trajectory, config: A2C) -> Weights:
     """The gradient of A2C's loss, clipped."""
-    advantage = advantages(weights, data, config.discount, config.trace)
-    target = advantage + value(weights, data.observation)
+    advantage, target = outcome(weights, data, config)
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
@@ -46,10 +54,22 @@ def slope(weights: Weights, data: Trajectory, config: A2C) -> Weights:
     return clipped(gradient(loss, weights), config.max_gradient)
 
 
-def rmsprop(weights: Weights, square: Weights, slope: Weights, rate: float, config: A2C) -> tuple[Weights, Weights]:
-    """The squares begin at one."""
-    square = {n: config.decay * square.get(n, 1.0) + (1 - config.decay) * g**2 for n, g in slope.items()}
-    return {n: weights[n] - rate * g / np.sqrt(square[n] + config.epsilon) for n, g in slope.items()}, square
+def value_slope(weights: Weights, data: Trajectory, target: np.ndarray, config: A2C) -> Weights:
+    """The value function's own, clipped."""
+    found = gradient(lambda weights: 0.5 * ((value(weights, data.observation) - target) ** 2).mean(), weights)
+    return clipped({name: found[name] for name in "vc"}, config.max_gradient)
+
+
+class RMSProp(NamedTuple):
+    """The optimizer's memory; the squares begin at one."""
+
+    decay: float
+    square: Mapping[str, np.ndarray] = {}
+
+    def step(self, weights: Weights, slope: Weights, rate: float, epsilon: float) -> tuple[Weights, RMSProp]:
+        square = {n: self.decay * self.square.get(n, 1.0) + (1 - self.decay) * g**2 for n, g in slope.items()}
+        moved = {n: weights[n] - rate * g / np.sqrt(square[n] + epsilon) for n, g in slope.items()}
+        return {**weights, **moved}, RMSProp(self.decay, square)
 
 
 @pytest.mark.parametrize(
@@ -59,28 +79,31 @@ def rmsprop(weights: Weights, square: Weights, slope: Weights, rate: float, conf
         A2C(learning_rate=0.1, trace=0.9, entropy=0.3, value_coefficient=0.7, decay=0.8, epsilon=0.1),
         A2C(learning_rate=0.1, normalize_advantage=True, max_gradient=100.0, discount=0.8),
         A2C(learning_rate=0.1, optimizer="adam", epsilon=0.1),
+        A2C(learning_rate=0.1, value_steps=3, decay=0.8, max_gradient=0.3),
+        A2C(learning_rate=0.1, value_steps=2, optimizer="adam", epsilon=0.1, value_coefficient=0.7),
     ],
-    ids=["n-step", "traces", "normalised", "adam"],
+    ids=["n-step", "traces", "normalised", "adam", "value steps", "value steps, adam"],
 )
 def test_steps_are_those_that_numpy_makes(config: A2C) -> None:
-    """Two of them: the second has the optimizer's and the normalisers' memory of the first."""
+    """Two of them: the second has the optimizers' and the normalisers' memory of the first."""
     algorithm = a2c(config, Setup(linear_policy(), SPEC, Normalize(), BUDGET, lanes=LANES, rows=STEPS * ENVS))
     update = update_of(algorithm)
-    learner, square, adam, history = algorithm.init(jax.random.key(0)), Weights(), Adam(), list[Trajectory]()
+    learner, history = algorithm.init(jax.random.key(0)), list[Trajectory]()
+    joint = further = Adam() if config.optimizer == "adam" else RMSProp(config.decay)
     weights = named(learner.params)
     for number in range(2):
         before, rate = weights, 0.1 * (1.0 if config.schedule == "constant" else 1 - number / 4)
         history.append(trajectory(SHAPE, [(0, 2, 1)], [(1, 1, 0), (0, 4, 2)], seed=number))
         learner, metrics = update(learner, history[-1])
-        step = slope(weights, normalised(history), config)
-        if config.optimizer == "adam":
-            weights, adam = adam.step(weights, step, rate, config.epsilon)
-        else:
-            weights, square = rmsprop(weights, square, step, rate, config)
+        data = normalised(history)
+        weights, joint = joint.step(weights, slope(weights, data, config), rate, config.epsilon)
+        for _ in range(config.value_steps - 1):
+            step = value_slope(weights, data, outcome(before, data, config)[1], config)
+            weights, further = further.step(weights, step, rate, config.epsilon)
         for name, array in named(learner.params).items():
             np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
             assert not np.allclose(array, before[name], atol=1e-3), name
         assert float(metrics["learning_rate"]) == pytest.approx(rate)
-        kl = divergence(before, weights, normalised(history).observation).mean()
+        kl = divergence(before, weights, data.observation).mean()
         assert float(metrics["kl"]) == pytest.approx(kl, rel=2e-3)
     assert int(learner.steps) == 2 * LANES * STEPS * ENVS
