@@ -42,12 +42,12 @@ def a2c(config: A2C, setup: Setup) -> Algorithm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient), scaled[config.optimizer])
 
     def init(key: Key) -> Learner:
-        return ac.new_learner(setup, key, first_state)
+        def state(params: Tree) -> Tree:
+            """Of the joint step; the value function's further steps have one of their own."""
+            joint = optimizer.init(params)
+            return (joint, optimizer.init(params["value"])) if config.value_steps > 1 else joint
 
-    def first_state(params: Tree) -> Tree:
-        """Of the joint step; the value function's further steps have one of their own."""
-        joint = optimizer.init(params)
-        return (joint, optimizer.init(params["value"])) if config.value_steps > 1 else joint
+        return ac.new_learner(setup, key, state)
 
     def loss(params: Tree, batch: Batch, advantage: Array, target: Array) -> tuple[Array, Metrics]:
         output = policy.evaluate(params, batch.observation, batch.policy_state)

@@ -80,7 +80,7 @@ class RMSProp(NamedTuple):
         A2C(learning_rate=0.1, normalize_advantage=True, max_gradient=100.0, discount=0.8),
         A2C(learning_rate=0.1, optimizer="adam", epsilon=0.1),
         A2C(learning_rate=0.1, value_steps=3, decay=0.8, max_gradient=0.3),
-        A2C(learning_rate=0.1, value_steps=2, optimizer="adam", epsilon=0.1, value_coefficient=0.7),
+        A2C(learning_rate=0.1, value_steps=2, optimizer="adam", epsilon=0.1, value_coefficient=0.7, max_gradient=100.0),
     ],
     ids=["n-step", "traces", "normalised", "adam", "value steps", "value steps, adam"],
 )
