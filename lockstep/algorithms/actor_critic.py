@@ -205,7 +205,7 @@ def compared(setup: Setup, start: Lanes, old: Tree, new: Tree) -> Metrics:
             explained_variance(estimate.value_target, output.value, batch.real),
         )
 
-    kl, entropy, before, after = start.mean(lane_changes, _weight(setup))
+    kl, entropy, before, after = start.mean(lane_changes, weight(setup))
     return {
         "kl": kl,
         "entropy": entropy,
@@ -214,7 +214,7 @@ def compared(setup: Setup, start: Lanes, old: Tree, new: Tree) -> Metrics:
     }
 
 
-def _weight(setup: Setup) -> Callable[[tuple[Batch, Estimate]], Array] | None:
+def weight(setup: Setup) -> Callable[[tuple[Batch, Estimate]], Array] | None:
     """How much a lane counts in a mean: by its steps, where they differ between lanes."""
     return (lambda lane: lane[0].real.sum()) if setup.padded else None
 
@@ -283,7 +283,7 @@ def fit_value(
     def step(_: Array, carry: tuple[Tree, Tree, Array]) -> tuple[Tree, Tree, Array]:
         value, state, _ = carry
         found, gradient = start.mean(
-            lambda lane: jax.value_and_grad(loss)(value, lane[0], lane[1].value_target), _weight(setup)
+            lambda lane: jax.value_and_grad(loss)(value, lane[0], lane[1].value_target), weight(setup)
         )
         after = take_step(optimizer, learning_rate, gradient, value, state)
         return after.params, after.state, found

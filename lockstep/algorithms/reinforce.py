@@ -72,9 +72,6 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
             "policy_loss": policy_loss
         }
 
-    def weight(lane: tuple[Batch, Estimate]) -> Array:
-        return lane[0].real.sum()
-
     def update(learner: Learner, lanes: Lanes, key: Key) -> tuple[Learner, Metrics]:
         learner, batches = ac.prepare(setup, learner, lanes)
         start = batches.map(
@@ -88,7 +85,7 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
             lambda lane: jax.grad(loss, has_aux=True)(
                 learner.params["policy"], learner.params, lane[0], lane[1].advantage - shift
             ),
-            weight,
+            ac.weight(setup),
         )
         learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)
         step = ac.take_step(policy_optimizer, learning_rate, gradient, learner.params["policy"], state.policy)

@@ -44,17 +44,18 @@ class MetricsFile:
         self._path = run / METRICS
         rows = read_metrics(run) if self._path.exists() else []
         kept = [row for row in rows if int(row["update"]) <= updates]
-        self._columns = list(kept[0]) if kept else None
-        write_file(self._path, _csv(self._columns, kept).encode() if self._columns else b"")
+        write_file(self._path, _csv(list(kept[0]), kept).encode() if kept else b"")
         self._file = self._path.open("a", newline="")
-        self._lines = csv.writer(self._file)
+        self._lines = csv.DictWriter(self._file, list(kept[0])) if kept else None
 
     def write(self, row: Row) -> None:
-        if self._columns is None:
+        if self._lines is None:
             others = sorted(row.keys() - {*FIRST, *SECOND, *LAST})
-            self._columns = [*FIRST, *(name for name in SECOND if name in row), *others, *LAST]
-            self._lines.writerow(self._columns)
-        self._lines.writerow([_text(row.get(name, "")) for name in self._columns])
+            self._lines = csv.DictWriter(
+                self._file, [*FIRST, *(name for name in SECOND if name in row), *others, *LAST]
+            )
+            self._lines.writeheader()
+        self._lines.writerow({name: _text(value) for name, value in row.items()})
         self._file.flush()
 
     def close(self) -> None:
