@@ -74,26 +74,37 @@ def wide_trajectories(run: Made, envs: int) -> Trajectory:
     )
 
 
-def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, x: np.ndarray) -> dict:
-    """The natural gradient of mean(weight * what `rows` are the row gradients of), by dense solves in float64."""
+class Dense(NamedTuple):
+    """A natural-gradient step, layer by layer, and what it was made of."""
+
+    change: dict[str, np.ndarray]
+    gradient: dict[str, np.ndarray]
+    condition: float  # of the worst damped block
+
+
+def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, x: np.ndarray) -> Dense:
+    """Down the mean of weight * what `rows` are the row gradients of, by dense solves in float64."""
     hidden = np.tanh(x @ np.asarray(layers["layer0"]["kernel"], float) + np.asarray(layers["layer0"]["bias"], float))
     inputs = {"layer0": x, "layer1": hidden, "log_std": x[:, :0]}
-    made = {}
+    made, slope, conditions = {}, {}, []
     for name, layer in rows.items():
         a = np.concatenate([inputs[name], np.ones((len(x), 1))], 1)
         score = np.asarray(layer["bias"] if isinstance(layer, dict) else layer, float)
         per_row = np.asarray(jax.vmap(kfac.matrix)(layer), float)
         outputs = score.T @ score / len(x) if name != "log_std" else 2 * np.eye(score.shape[1])
-        block = np.kron(a.T @ a / len(x), outputs)
-        gradient = (weight[:, None, None] * per_row).mean(0)
-        made[name] = np.linalg.solve(block + damping * np.eye(len(block)), gradient.ravel()).reshape(gradient.shape)
-    return made
+        block = np.kron(a.T @ a / len(x), outputs) + damping * np.eye(a.shape[1] * score.shape[1])
+        slope[name] = (weight[:, None, None] * per_row).mean(0)
+        made[name] = np.linalg.solve(block, slope[name].ravel()).reshape(slope[name].shape)
+        conditions.append(np.linalg.cond(block))
+    return Dense(made, slope, max(conditions))
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_an_update_is_the_dense_natural_gradient_step(kind: str) -> None:
+@pytest.mark.parametrize("dampings", [(0.01, 0.1), (0.5, 0.02)], ids=["policy-worse", "value-worse"])
+def test_an_update_is_the_dense_natural_gradient_step(kind: str, dampings: tuple[float, float]) -> None:
     """For the value function, the same with the Gauss-Newton matrix: row gradients of the value itself."""
-    config, run, data = ACKTR(**UNBOUNDED), make(kind), trajectories(kind)
+    changes = dict(zip(("damping", "value_damping"), dampings, strict=True))
+    config, run, data = ACKTR(**UNBOUNDED, **changes), make(kind, **changes), trajectories(kind)
     policy, learner = run.setup.policy, run.learner
     new, metrics = run(learner, data)
     x = np.asarray(data.observation, float).reshape(-1, 3)
@@ -106,14 +117,17 @@ def test_an_update_is_the_dense_natural_gradient_step(kind: str) -> None:
         return {"policy": policy.distribution.log_prob(output.distribution, action), "value": output.value}
 
     rows, error = jax.jacrev(heads)(learner.params), np.asarray(heads(learner.params)["value"]) - target
-    for part, weight, damping, rate in (
-        ("policy", -advantage, config.damping, 0.1),
-        ("value", error, config.value_damping, 0.01),
-    ):
-        step = dense_step(rows[part][part], learner.params[part], weight, damping, x)
+    steps = {
+        "policy": dense_step(rows["policy"]["policy"], learner.params["policy"], -advantage, config.damping, x),
+        "value": dense_step(rows["value"]["value"], learner.params["value"], error, config.value_damping, x),
+    }
+    for part, rate in (("policy", 0.1), ("value", 0.01)):
         for name, layer in learner.params[part].items():
-            expected = np.asarray(kfac.matrix(layer), float) - rate * step[name]
+            expected = np.asarray(kfac.matrix(layer), float) - rate * steps[part].change[name]
             np.testing.assert_allclose(kfac.matrix(new.params[part][name]), expected, rtol=1e-4, atol=1e-5)
+    slope = np.concatenate([layer.ravel() for layer in steps["policy"].gradient.values()])
+    assert metrics["gradient_norm"] == pytest.approx(np.linalg.norm(slope), rel=1e-4)
+    assert metrics["factor_condition"] == pytest.approx(max(step.condition for step in steps.values()), rel=1e-3)
     assert metrics["step_size"] == pytest.approx(0.1)
     assert metrics["skipped"] == 0
     assert metrics["value_loss"] == pytest.approx(0.5 * np.mean(error**2), rel=1e-4)
