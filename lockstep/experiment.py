@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -115,7 +116,7 @@ def from_dict(data: dict[str, Any]) -> Config:
     try:
         built: Config = config.build(Config, data, _choose)
     except UsageError as error:  # in a user's words the experiment's settings have no prefix
-        raise UsageError(str(error).replace("'experiment.", "'")) from None
+        raise UsageError(re.sub(r"(?<=[ '])experiment\.", "", str(error))) from None
     return checked(built)
 
 
@@ -162,6 +163,8 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
         data = config.merged(data, {"experiment": {"algo": {"name": algo}}})
     data = config.merged({"experiment": _defaults(data)}, data)
     for key, value in (settings or {}).items():
+        if key == "algo.name":  # the preset's numbers of another algorithm would stay
+            raise UsageError(f"algo.name is not a setting: say --algo {value}, or algo={value!r} in Python.")
         group = key.split(".")[0]
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
     resolved = from_dict(data)
@@ -237,6 +240,9 @@ def _cross_problems(settings: Config) -> list[str]:
             f"{name} does not learn from {'whole episodes' if collect.episodes else 'a number of steps'}: {wanted}."
         ]
     problems = REGISTRY[name].problems(experiment.algo, experiment.lanes, experiment.rows)
+    layers = experiment.policy.hidden, experiment.policy.value_hidden
+    if experiment.policy.widths == "dimensions" and layers != (MLP.hidden, MLP.value_hidden):
+        problems.append("policy.hidden and policy.value_hidden have no effect with policy.widths=dimensions.")
     nprocs, lanes = settings.layout.nprocs, experiment.lanes
     if lanes % nprocs:
         fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]

@@ -95,9 +95,20 @@ def gradient(loss: Callable[[Weights], float], weights: Weights) -> Weights:
     return found
 
 
-def clipped(slope: Weights, norm: float) -> Weights:
-    found = np.sqrt(sum((g**2).sum() for g in slope.values()))
-    return {name: g * min(1.0, norm / found) for name, g in slope.items()}
+def norm(slope: Weights) -> float:
+    return float(np.sqrt(sum((g**2).sum() for g in slope.values())))
+
+
+def clipped(slope: Weights, bound: float) -> Weights:
+    return {name: g * min(1.0, bound / norm(slope)) for name, g in slope.items()}
+
+
+def distance(one: Weights, other: Weights) -> float:
+    return norm({name: other[name] - array for name, array in one.items()})
+
+
+def explained(target: np.ndarray, found: np.ndarray) -> float:
+    return float(1 - (target - found).var() / target.var())
 
 
 class Adam(NamedTuple):

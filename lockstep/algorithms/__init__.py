@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from lockstep.algorithms.a2c import A2C, a2c
-from lockstep.algorithms.acktr import ACKTR, acktr
+from lockstep.algorithms.a2c import A2C, a2c, a2c_idle
+from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.npg import NPG, natural_problems, npg
-from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
+from lockstep.algorithms.ppo import PPO, ppo, ppo_idle, ppo_problems
 from lockstep.algorithms.ppo_kl import PPOKL, ppo_kl, ppo_kl_problems
 from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle
 from lockstep.algorithms.trpo import TRPO, trpo
@@ -29,12 +29,12 @@ class Entry(NamedTuple):
 
 
 REGISTRY: dict[str, Entry] = {
-    "ppo": Entry(PPO, ppo, ppo_problems),
+    "ppo": Entry(PPO, ppo, ppo_problems, idle=ppo_idle),
     "ppo-kl": Entry(PPOKL, ppo_kl, ppo_kl_problems, collects=("steps", "episodes")),
     "trpo": Entry(TRPO, trpo, natural_problems),
     "npg": Entry(NPG, npg, natural_problems),
-    "acktr": Entry(ACKTR, acktr),
-    "a2c": Entry(A2C, a2c, defaults={"collect": {"steps": 5}}),
+    "acktr": Entry(ACKTR, acktr, acktr_problems),
+    "a2c": Entry(A2C, a2c, defaults={"collect": {"steps": 5}}, idle=a2c_idle),
     "reinforce": Entry(
         Reinforce,
         reinforce,

@@ -33,6 +33,10 @@ class A2C:
     normalize_advantage: bool = False  # over the whole batch
 
 
+def a2c_idle(config: A2C) -> str:
+    return "" if config.value_coefficient or config.value_steps > 1 else "value"
+
+
 def a2c(config: A2C, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
     scaled = {

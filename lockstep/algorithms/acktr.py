@@ -89,6 +89,19 @@ class Measured(NamedTuple):
     factors: dict[str, dict[str, Factors]]
 
 
+def acktr_problems(config: ACKTR, lanes: int, rows: int) -> list[str]:
+    """What is wrong with these numbers."""
+    problems = []
+    if config.momentum == 1:
+        problems.append("algo.momentum must be below 1: no gradient would enter its running mean.")
+    if config.desired_kl and config.learning_rate > kfac.LARGEST_RATE:
+        problems.append(
+            f"algo.learning_rate ({config.learning_rate:g}) can't be above {kfac.LARGEST_RATE:g} where it follows"
+            " algo.desired_kl."
+        )
+    return problems
+
+
 def acktr(config: ACKTR, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
     policy_rule = kfac.Rule(

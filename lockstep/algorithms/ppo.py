@@ -44,6 +44,10 @@ def ppo_problems(config: PPO, lanes: int, rows: int) -> list[str]:
     return ac.minibatch_problems("algo.minibatch", config.minibatch, lanes, rows)
 
 
+def ppo_idle(config: PPO) -> str:
+    return "" if config.value_coefficient else "value"
+
+
 def ppo(config: PPO, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
     rows = config.minibatch // setup.lanes

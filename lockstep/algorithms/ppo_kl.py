@@ -44,7 +44,7 @@ class PPOKL:
     minibatch: Natural = 64  # rows of one gradient step, drawn evenly from all lanes; 0: all of them
     learning_rate: Positive = 3e-4
     schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: linear (to zero)
-    rate_by_width: bool = False  # divide learning rates by the root of the second layer's width (Coady)
+    rate_by_width: bool = False  # divide each network's rate by the root of its second layer's width (Coady)
     adam_epsilon: Positive = 1e-5
     max_gradient: Positive = 0.5  # the gradient is scaled down to this norm
     entropy: NonNegative = 0.0  # bonus for entropy
@@ -80,6 +80,19 @@ def ppo_kl_problems(config: PPOKL, lanes: int, rows: int) -> list[str]:
         problems.append(f"algo.value_minibatch ({config.value_minibatch}) must be a multiple of the {lanes} lanes.")
     if config.value_replay and config.value_coefficient:
         problems.append("algo.value_replay needs a value function that is fitted afterwards: algo.value_coefficient=0.")
+    if config.servo_factor <= 1:
+        problems.append(
+            f"algo.servo_factor ({config.servo_factor:g}) must be above 1: the penalty is multiplied by it."
+        )
+    if config.servo_low > config.servo_high:
+        problems.append(
+            f"algo.servo_low ({config.servo_low:g}) can't be above algo.servo_high ({config.servo_high:g})."
+        )
+    if not 1 / config.penalty_max <= config.penalty <= config.penalty_max:
+        problems.append(
+            f"algo.penalty ({config.penalty:g}) must lie between one over algo.penalty_max and algo.penalty_max"
+            f" ({config.penalty_max:g})."
+        )
     return problems
 
 
@@ -187,8 +200,12 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
         learner, batches = ac.prepare(setup, learner, lanes)
         start = batches.map(lambda batch: proximal.before(learner.params, batch))
         state: State = learner.optimizer
-        width = _middle_width(learner.params) if config.rate_by_width else 1.0
-        learning_rate = ac.rate(config.learning_rate / width, config.schedule, learner.steps, setup.budget)
+
+        def rate(initial: float, layers: Tree) -> Array:
+            width = _middle_width(layers) if config.rate_by_width else 1
+            return ac.rate(initial / math.sqrt(width), config.schedule, learner.steps, setup.budget)
+
+        learning_rate = rate(config.learning_rate, learner.params["policy"])
 
         def epoch(carry: Carry, number: Array) -> tuple[Carry, Metrics]:
             carry, metrics = proximal.epoch(
@@ -207,8 +224,8 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
         del metrics["stop_kl"]
         state = state._replace(adam=adam_state)
         if not config.value_coefficient:
-            rate = ac.rate(config.value_learning_rate / width, config.schedule, learner.steps, setup.budget)
-            value, state, metrics["value_loss"] = _fit(config, setup, adam, start, params, state, rate, key)
+            value_rate = rate(config.value_learning_rate, params["value"])
+            value, state, metrics["value_loss"] = _fit(config, setup, adam, start, params, state, value_rate, key)
             params = {**params, "value": value}
         metrics |= {
             **proximal.changes(start, params),
@@ -231,10 +248,11 @@ def _stepped(step: Callable[[Carry, Array], tuple[Carry, Metrics]], carry: Carry
     return carry, jax.tree.map(lambda leaf: leaf[None], metrics)
 
 
-def _middle_width(params: Tree) -> float:
-    """The root of the width of the policy's second layer, or of its only one."""
-    layer = params["policy"].get("layer1", params["policy"]["layer0"])
-    return math.sqrt(layer["bias"].shape[0])
+def _middle_width(layers: Tree) -> int:
+    """Units of a network's second hidden layer, or of its only one."""
+    several_hidden = "layer2" in layers
+    width: int = layers["layer1" if several_hidden else "layer0"]["bias"].shape[0]
+    return width
 
 
 def _nothing_before(setup: Setup) -> Replay:

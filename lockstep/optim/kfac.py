@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from lockstep.core import Array, Tree
 
+LARGEST_RATE = 1.0  # that a servo comes to
 Layers = dict[str, Array]  # a matrix [n + 1, m] per layer: weights, gradients, steps
 
 
@@ -196,4 +197,4 @@ def norm(layers: Layers) -> Array:
 def toward(rate: Array, kl: Array, desired: float) -> Array:
     """The servo: half as large again after a step of less than half the desired KL, back after one of twice it."""
     factor = jnp.where(kl > 2 * desired, 1 / 1.5, jnp.where(kl < 0.5 * desired, 1.5, 1.0))
-    return jnp.clip(rate * factor, 1e-8, 1.0).astype(jnp.float32)
+    return jnp.clip(rate * factor, 1e-8, LARGEST_RATE).astype(jnp.float32)

@@ -196,7 +196,7 @@ class Update(NamedTuple):
 
     @property
     def steps_per_second(self) -> float:
-        return self.steps / (self.metrics["time_collect"] + self.metrics["time_update"])
+        return self.steps / sum(self.metrics[f"time_{name}"] for name in ("collect", "communicate", "update"))
 
 
 class Observer(Protocol):

@@ -58,7 +58,18 @@ REFUSED = {
         ["train", "pendulum", "--set", "collect.steps=1e9"],
         "of 58 bytes needs about",
     ),
-    "an algorithm of no name": (["train", "pendulum", "--set", "algo.name=[1]"], "unknown algorithm '[1]'"),
+    "an algorithm as a setting": (
+        ["train", "pendulum", "--set", "algo.name=a2c"],
+        "algo.name is not a setting: say --algo a2c, or algo='a2c' in Python.",
+    ),
+    "a setting of another algorithm": (
+        ["train", "pendulum", "--algo", "reinforce", "--set", "algo.clip=1"],
+        "unknown setting 'algo.clip'. It takes algo.discount, algo.baseline,",
+    ),
+    "widths given twice": (
+        ["train", "coady", "--set", "policy.hidden=[32, 32]"],
+        "policy.hidden and policy.value_hidden have no effect with policy.widths=dimensions.",
+    ),
     "an empty argument": (["train", "pendulum", ""], "unrecognized arguments"),
     "a run that is none": (["evaluate", "nowhere"], "'nowhere' is not a run: there is no config.toml in it"),
     "a picture of another kind": (["plot", "nowhere", "--out", "curves.pdf"], "a picture is .png or .svg"),

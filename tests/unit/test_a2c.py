@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 
+from lockstep import tree
+from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.a2c import A2C, a2c
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.core import Trajectory
@@ -18,12 +20,15 @@ from tests.linear import (
     Weights,
     advantages,
     clipped,
+    distance,
     divergence,
     entropy,
+    explained,
     gradient,
     linear_policy,
     log_prob,
     named,
+    norm,
     normalised,
     trajectory,
     value,
@@ -40,18 +45,30 @@ def outcome(weights: Weights, data: Trajectory, config: A2C) -> tuple[np.ndarray
     return advantage, advantage + value(weights, data.observation)
 
 
-def slope(weights: Weights, data: Trajectory, config: A2C) -> Weights:
-    """The gradient of A2C's loss, clipped."""
+class Told(NamedTuple):
+    """Of the joint step."""
+
+    policy_loss: float
+    value_loss: float
+    slope: Weights  # as it is, before it is scaled down
+
+
+def joint_step(weights: Weights, data: Trajectory, config: A2C) -> Told:
     advantage, target = outcome(weights, data, config)
     if config.normalize_advantage:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
-    def loss(weights: Weights) -> float:
-        policy_loss = -(log_prob(weights, data.observation, data.action) * advantage).mean()
-        value_loss = 0.5 * ((value(weights, data.observation) - target) ** 2).mean()
-        return policy_loss + config.value_coefficient * value_loss - config.entropy * entropy(weights)
+    def policy_loss(weights: Weights) -> float:
+        return -(log_prob(weights, data.observation, data.action) * advantage).mean()
 
-    return clipped(gradient(loss, weights), config.max_gradient)
+    def value_loss(weights: Weights) -> float:
+        return 0.5 * ((value(weights, data.observation) - target) ** 2).mean()
+
+    def loss(weights: Weights) -> float:
+        parts = policy_loss(weights) + config.value_coefficient * value_loss(weights)
+        return parts - config.entropy * entropy(weights)
+
+    return Told(policy_loss(weights), value_loss(weights), gradient(loss, weights))
 
 
 def value_slope(weights: Weights, data: Trajectory, target: np.ndarray, config: A2C) -> Weights:
@@ -96,14 +113,36 @@ def test_steps_are_those_that_numpy_makes(config: A2C) -> None:
         history.append(trajectory(SHAPE, [(0, 2, 1)], [(1, 1, 0), (0, 4, 2)], seed=number))
         learner, metrics = update(learner, history[-1])
         data = normalised(history)
-        weights, joint = joint.step(weights, slope(weights, data, config), rate, config.epsilon)
+        told, (_, target) = joint_step(weights, data, config), outcome(before, data, config)
+        weights, joint = joint.step(weights, clipped(told.slope, config.max_gradient), rate, config.epsilon)
+        moved = distance(before, weights)
         for _ in range(config.value_steps - 1):
-            step = value_slope(weights, data, outcome(before, data, config)[1], config)
+            step = value_slope(weights, data, target, config)
             weights, further = further.step(weights, step, rate, config.epsilon)
         for name, array in named(learner.params).items():
             np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
             assert not np.allclose(array, before[name], atol=1e-3), name
-        assert float(metrics["learning_rate"]) == pytest.approx(rate)
-        kl = divergence(before, weights, data.observation).mean()
-        assert float(metrics["kl"]) == pytest.approx(kl, rel=2e-3)
+        expected = {
+            "policy_loss": told.policy_loss,
+            "value_loss": told.value_loss,
+            "gradient_norm": norm(told.slope),
+            "step_size": moved,
+            "learning_rate": rate,
+            "kl": divergence(before, weights, data.observation).mean(),
+            "entropy": entropy(weights),
+            "explained_variance": explained(target, value(before, data.observation)),
+            "explained_variance_after": explained(target, value(weights, data.observation)),
+        }
+        assert {name: float(number) for name, number in metrics.items()} == pytest.approx(expected, rel=2e-3)
     assert int(learner.steps) == 2 * LANES * STEPS * ENVS
+
+
+@pytest.mark.parametrize("changes", [{}, {"value_coefficient": 0.0}, {"value_coefficient": 0.0, "value_steps": 2}])
+def test_a_value_network_that_nothing_trains_is_named(changes: dict[str, Any]) -> None:
+    config = A2C(**changes)
+    algorithm = a2c(config, Setup(linear_policy(), SPEC, Normalize(), BUDGET, lanes=LANES, rows=STEPS * ENVS))
+    learner = algorithm.init(jax.random.key(0))
+    new, _ = update_of(algorithm)(learner, trajectory(SHAPE, [], []))
+    stays = tree.digest(new.params["value"]) == tree.digest(learner.params["value"])
+    assert REGISTRY["a2c"].idle(config) == ("value" if stays else "")
+    assert stays == (changes == {"value_coefficient": 0.0})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lockstep import tree
-from lockstep.algorithms.acktr import ACKTR, _best, acktr
+from lockstep.algorithms.acktr import ACKTR, _best, acktr, acktr_problems
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.core import Algorithm, Learner, Trajectory
 from lockstep.networks import MLP, mlp_policy
@@ -82,7 +82,16 @@ class Dense(NamedTuple):
     condition: float  # of the worst damped block
 
 
-def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, x: np.ndarray) -> Dense:
+def damped(inputs: np.ndarray, outputs: np.ndarray, damping: float, form: str) -> np.ndarray:
+    if form == "added":
+        return np.kron(inputs, outputs) + damping * np.eye(len(inputs) * len(outputs))
+    pi = np.sqrt(np.trace(inputs) / len(inputs) / (np.trace(outputs) / len(outputs)))
+    return np.kron(
+        inputs + pi * np.sqrt(damping) * np.eye(len(inputs)), outputs + np.sqrt(damping) / pi * np.eye(len(outputs))
+    )
+
+
+def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, form: str, x: np.ndarray) -> Dense:
     """Down the mean of weight * what `rows` are the row gradients of, by dense solves in float64."""
     hidden = np.tanh(x @ np.asarray(layers["layer0"]["kernel"], float) + np.asarray(layers["layer0"]["bias"], float))
     inputs = {"layer0": x, "layer1": hidden, "log_std": x[:, :0]}
@@ -92,7 +101,7 @@ def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, x: np
         score = np.asarray(layer["bias"] if isinstance(layer, dict) else layer, float)
         per_row = np.asarray(jax.vmap(kfac.matrix)(layer), float)
         outputs = score.T @ score / len(x) if name != "log_std" else 2 * np.eye(score.shape[1])
-        block = np.kron(a.T @ a / len(x), outputs) + damping * np.eye(a.shape[1] * score.shape[1])
+        block = damped(a.T @ a / len(x), outputs, damping, form)
         slope[name] = (weight[:, None, None] * per_row).mean(0)
         made[name] = np.linalg.solve(block, slope[name].ravel()).reshape(slope[name].shape)
         conditions.append(np.linalg.cond(block))
@@ -100,10 +109,13 @@ def dense_step(rows: Any, layers: Any, weight: np.ndarray, damping: float, x: np
 
 
 @pytest.mark.parametrize("kind", SPECS)
-@pytest.mark.parametrize("dampings", [(0.01, 0.1), (0.5, 0.02)], ids=["policy-worse", "value-worse"])
-def test_an_update_is_the_dense_natural_gradient_step(kind: str, dampings: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"damping": 0.5, "value_damping": 0.02}, {"damping_form": "factored"}],
+    ids=["policy worse", "value worse", "factored"],
+)
+def test_an_update_is_the_dense_natural_gradient_step(kind: str, changes: dict[str, Any]) -> None:
     """For the value function, the same with the Gauss-Newton matrix: row gradients of the value itself."""
-    changes = dict(zip(("damping", "value_damping"), dampings, strict=True))
     config, run, data = ACKTR(**UNBOUNDED, **changes), make(kind, **changes), trajectories(kind)
     policy, learner = run.setup.policy, run.learner
     new, metrics = run(learner, data)
@@ -118,8 +130,11 @@ def test_an_update_is_the_dense_natural_gradient_step(kind: str, dampings: tuple
 
     rows, error = jax.jacrev(heads)(learner.params), np.asarray(heads(learner.params)["value"]) - target
     steps = {
-        "policy": dense_step(rows["policy"]["policy"], learner.params["policy"], -advantage, config.damping, x),
-        "value": dense_step(rows["value"]["value"], learner.params["value"], error, config.value_damping, x),
+        part: dense_step(rows[part][part], learner.params[part], weight, damping, config.damping_form, x)
+        for part, weight, damping in (
+            ("policy", -advantage, config.damping),
+            ("value", error, config.value_damping),
+        )
     }
     for part, rate in (("policy", 0.1), ("value", 0.01)):
         for name, layer in learner.params[part].items():
@@ -369,6 +384,22 @@ def test_cold_steps_then_decompositions_at_every_update_and_then_now_and_then() 
     np.testing.assert_allclose(sizes[:5], [0.125, 0.125, 0.1, 0.15, 0.225], rtol=1e-5)
     assert changed == [True] * 5 + [False, True, False, False]
     assert int(learner.optimizer.policy.batches) == 9
+
+
+def test_a_cold_step_is_no_longer_than_the_largest_gradient_says() -> None:
+    run = make("categorical", cold_updates=1, cold_rate=0.125, max_gradient=1e-2)
+    new, metrics = run(run.learner, trajectories("categorical"))
+    moved = jax.tree.map(
+        lambda a, b: np.asarray(a - b, float).ravel(), new.params["policy"], run.learner.params["policy"]
+    )
+    assert np.linalg.norm(np.concatenate(jax.tree.leaves(moved))) == pytest.approx(0.125e-2, rel=1e-3)
+    assert metrics["gradient_norm"] > 1e-2
+
+
+def test_settings_that_do_not_go_together_are_named() -> None:
+    assert acktr_problems(ACKTR(learning_rate=5.0), 4, 512) == []
+    told = acktr_problems(ACKTR(momentum=1.0, learning_rate=5.0, desired_kl=0.01), 4, 512)
+    assert [problem.split()[0] for problem in told] == ["algo.momentum", "algo.learning_rate"]
 
 
 def test_the_schedule_shortens_steps_to_nothing_at_the_end_of_the_budget() -> None:

@@ -11,6 +11,7 @@ import pytest
 import scipy.special
 
 from lockstep import tree
+from lockstep.algorithms import REGISTRY
 from lockstep.algorithms import actor_critic as ac
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.algorithms.ppo import PPO, ppo, ppo_problems
@@ -203,6 +204,15 @@ def test_value_clipping_bounds_what_an_update_can_gain() -> None:
         )
         moved.append(np.abs(new_value - old_value).mean())
     assert moved[1] < 0.5 * moved[0]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_a_value_network_that_nothing_trains_is_named(coefficient: float) -> None:
+    _, algorithm, learner = make("gaussian", value_coefficient=coefficient)
+    new, _ = update_of(algorithm)(learner, trajectories("gaussian"))
+    stays = tree.digest(new.params["value"]) == tree.digest(learner.params["value"])
+    assert stays == (coefficient == 0)
+    assert REGISTRY["ppo"].idle(PPO(value_coefficient=coefficient)) == ("value" if stays else "")
 
 
 def test_a_minibatch_that_does_not_fit_is_told_what_does() -> None:

@@ -125,8 +125,11 @@ def compared(config: Reinforce, weights: Weights, memory: Memory, data: Trajecto
 
 def restated(
     config: Reinforce, weights: Weights, memory: Memory, data: Trajectory, share: float
-) -> tuple[Weights, Memory]:
-    """One update of REINFORCE on the steps that were made, each counting alike; `share` of the learning rates."""
+) -> tuple[Weights, Memory, dict[str, float]]:
+    """One update of REINFORCE on the steps that were made, each counting alike; `share` of the learning rates.
+
+    The weights, the memory, and the metrics.
+    """
     target, advantage = compared(config, weights, memory, data)
     observation, action = data.observation[data.real], data.action[data.real]
 
@@ -137,13 +140,26 @@ def restated(
     def value_loss(part: Weights) -> float:
         return 0.5 * ((linear.value(part, observation) - target) ** 2).mean()
 
-    policy, value = ({name: weights[name] for name in names} for names in ("wbs", "vc"))
-    slope, fitted = linear.clipped(linear.gradient(loss, policy), config.max_gradient), memory.value
-    policy, made = memory.policy.step(policy, slope, share * config.learning_rate, config.adam_epsilon)
-    for _ in range(config.value_steps if config.baseline == "value" else 0):
-        slope, rate = linear.gradient(value_loss, value), share * config.value_learning_rate
-        value, fitted = fitted.step(value, slope, rate, config.adam_epsilon)
-    return {**policy, **value}, Memory(made, fitted, (*memory.returns, *target))
+    old, value = ({name: weights[name] for name in names} for names in ("wbs", "vc"))
+    slope, fitted = linear.gradient(loss, old), memory.value
+    clipped, rate = linear.clipped(slope, config.max_gradient), share * config.learning_rate
+    policy, made = memory.policy.step(old, clipped, rate, config.adam_epsilon)
+    told = {
+        "policy_loss": loss(old) + config.entropy * linear.entropy(old),
+        "gradient_norm": linear.norm(slope),
+        "step_size": linear.distance(old, policy),
+        "learning_rate": rate,
+        "kl": linear.divergence(old, policy, observation).mean(),
+        "entropy": linear.entropy(policy),
+    }
+    if config.baseline == "value":
+        told["explained_variance"] = linear.explained(target, linear.value(value, observation))
+        for _ in range(config.value_steps):
+            told["value_loss"] = value_loss(value)
+            slope, rate = linear.gradient(value_loss, value), share * config.value_learning_rate
+            value, fitted = fitted.step(value, slope, rate, config.adam_epsilon)
+        told["explained_variance_after"] = linear.explained(target, linear.value(value, observation))
+    return {**policy, **value}, Memory(made, fitted, (*memory.returns, *target)), told
 
 
 @pytest.mark.parametrize(
@@ -170,12 +186,12 @@ def test_updates_are_those_that_numpy_makes(config: Reinforce) -> None:
         history.append(linear.whole_episodes(seed=len(history)))
         learner, metrics = update(learner, history[-1])
         before = weights
-        weights, memory = restated(config, weights, memory, linear.normalised(history), share)
+        weights, memory, told = restated(config, weights, memory, linear.normalised(history), share)
         for name, array in linear.named(learner.params).items():
             np.testing.assert_allclose(array, weights[name], atol=2e-5, err_msg=name)
             moves = name in "wbs" or config.baseline == "value"
             assert np.allclose(array, before[name], atol=1e-3) != moves, name
-        assert float(metrics["learning_rate"]) == pytest.approx(0.1 * share)
+        assert {name: float(number) for name, number in metrics.items()} == pytest.approx(told, rel=2e-3)
 
 
 def test_discounted_returns_stop_at_the_end_of_an_episode() -> None:

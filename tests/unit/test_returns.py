@@ -73,6 +73,12 @@ def test_discounted_returns_with_boundaries() -> None:
     np.testing.assert_allclose(found[:, 0], [1, 2 + 0.9 * 3, 3, 4], rtol=1e-12)
 
 
+def test_discounted_returns_of_two_episodes() -> None:
+    """Of three steps and of one."""
+    found = discounted(column(1, 2, 3, 4), flags(2, 3, length=4), 0.9)
+    np.testing.assert_allclose(found[:, 0], [5.23, 4.7, 3, 4], rtol=1e-12)
+
+
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1))
 def test_discounted_returns_are_the_sums_of_what_is_left(seed: int, discount: float) -> None:
     rng = np.random.default_rng(seed)
