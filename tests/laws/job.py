@@ -9,7 +9,7 @@ from typing import Any
 import lockstep
 from lockstep.algorithms import REGISTRY
 from lockstep.experiment import resolve
-from tests.laws.table import ENVIRONMENTS, EVERYTHING, FEW, SOME, settings
+from tests.laws.table import ENVIRONMENTS, EVERYTHING, FEW, SOME, algorithm_of, settings
 
 UPDATES = 4
 TABLES = {"few": FEW, "some": SOME, "everything": EVERYTHING}
@@ -17,32 +17,32 @@ WATCHED = {"watch.eval_every": 512, "watch.eval_episodes": 2}
 
 
 def experiments(table: str) -> list[tuple[str, str]]:
-    """Those of a table; of a preset, one for each algorithm."""
+    """Environments and cases of a table; of a preset, one for each algorithm."""
     return TABLES.get(table) or [(table, algo) for algo in REGISTRY]
 
 
-def chosen(name: str, algo: str) -> dict[str, Any]:
+def chosen(name: str, case: str) -> dict[str, Any]:
     """A table's experiments are small; a preset's have its own numbers, for two updates."""
     if name in ENVIRONMENTS:
-        return settings(UPDATES, algo, **WATCHED)
-    experiment = resolve(name, algo).experiment
+        return settings(UPDATES, case, **WATCHED)
+    experiment = resolve(name, case).experiment
     return {"steps": experiment.lanes * experiment.rows + 1, "watch.eval_every": 0}
 
 
-def name_of(env: str, algo: str) -> str:
-    return f"{env}-{algo}"
+def name_of(env: str, case: str) -> str:
+    return f"{env}-{case}"
 
 
 def train_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
     """One run per experiment, named by `name_of`."""
     layout = {"layout.mode": mode, "layout.workers": workers}
-    for env, algo in experiments(table):
-        lockstep.train(env, algo, logdir, name_of(env, algo), {**chosen(env, algo), **layout})
+    for env, case in experiments(table):
+        lockstep.train(env, algorithm_of(case), logdir, name_of(env, case), {**chosen(env, case), **layout})
 
 
 def resume_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
-    for env, algo in experiments(table):
-        lockstep.resume(Path(logdir) / name_of(env, algo), mode=mode, workers=workers)
+    for env, case in experiments(table):
+        lockstep.resume(Path(logdir) / name_of(env, case), mode=mode, workers=workers)
 
 
 if __name__ == "__main__":

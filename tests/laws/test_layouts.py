@@ -112,8 +112,8 @@ def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, 
 
 
 def compare(logdir: Path, expected: Path, table: str) -> None:
-    for env, algo in experiments(table):
-        name = name_of(env, algo)
+    for env, case in experiments(table):
+        name = name_of(env, case)
         assert timeless(logdir / name) == timeless(expected / name), name
 
 
