@@ -10,7 +10,8 @@ from lockstep.experiment import algorithm_name, preset_for, preset_names, resolv
 @pytest.mark.parametrize("algo", REGISTRY)
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_resolves_with_every_algorithm(preset: str, algo: str) -> None:
-    experiment = resolve(preset, algo).experiment
+    """And goes evenly over as many processes as people have."""
+    experiment = resolve(preset, algo, {"layout.nprocs": 4}).experiment
     assert algorithm_name(experiment.algo) == algo
     assert ("episodes" if experiment.collect.episodes else "steps") in REGISTRY[algo].collects
 
