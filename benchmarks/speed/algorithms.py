@@ -104,8 +104,9 @@ learner as one array of each kind of number (0.1 ms less, but the compiler then 
 elsewhere: other bits); XLA's memory-optimised schedule, which wakes its second thread once and not twice in an update
 (0.8 in place of 1.0 ms by the mean on a busy machine, 0.5 at best with both: 2 % of the whole).
 
-ACKTR's update on a batch of 2048 steps: {min(run.update for run in acktr):.1f} ms at best, A2C's on the same batch
-{min(run.update for run in a2c):.1f} ms: **{cost:.2f} x** (median over rounds; bar 1.5 x).
+ACKTR's update on a batch of 2048 steps, with the defaults as A2C's: {min(run.update for run in acktr):.1f} ms
+at best, A2C's on the same batch {min(run.update for run in a2c):.1f} ms: **{cost:.2f} x**
+(median over rounds; bar 1.5 x).
 
 Made by `python -m benchmarks.speed.algorithms --peer PYTHON --write`.
 """
