@@ -53,7 +53,8 @@ def main() -> None:
     table = f"""# Steps until a classic task is solved
 
 Presets as they are, evaluated every {EVERY:,} steps on {EPISODES} episodes without noise: environment steps at the
-first evaluation that reaches the return; the median over seeds, and every seed.
+first evaluation that reaches the return; the median over seeds, and every seed. The
+episodes are always the same, and not those of learning.md.
 
 | preset | return | algorithm | steps | each seed |
 |---|---|---|---|---|
