@@ -138,7 +138,7 @@ more than its budget.
     ]
     for algo in BARS:
         if presets := found.get(algo):
-            order = [*BARS[algo], *(preset for preset in presets if preset not in BARS[algo])]
+            order = [*BARS[algo], *sorted(presets.keys() - BARS[algo].keys())]
             rows = "\n".join(row(algo, preset, presets[preset]) for preset in order if preset in presets)
             parts.append(f"""## {algo}
 
