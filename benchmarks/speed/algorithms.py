@@ -104,8 +104,8 @@ learner as one array of each kind of number (0.1 ms less, but the compiler then 
 elsewhere: other bits); XLA's memory-optimised schedule, which wakes its second thread once and not twice in an update
 (0.8 in place of 1.0 ms by the mean on a busy machine, 0.5 at best with both: 2 % of the whole); `mujoco.batch`, which
 steps 8 simulations in one call (0.24 ms with one thread, as now; 0.15 with two and 0.05 more to hand them back to
-Gymnasium, but then one process takes the cores of two ranks). Physics alone are 1.5 of the about 3 ms that the bar leaves:
-what is left to gain is mostly Gymnasium's own Python, which only environments written anew would spare.
+Gymnasium, but then one process takes the cores of two ranks). Physics alone are 1.5 of the about 3 ms that the bar
+leaves: what is left to gain is mostly Gymnasium's own Python, which only environments written anew would spare.
 
 ACKTR's update on a batch of 2048 steps, with the defaults as A2C's: {min(run.update for run in acktr):.1f} ms
 at best, A2C's on the same batch {min(run.update for run in a2c):.1f} ms: **{cost:.2f} x**
