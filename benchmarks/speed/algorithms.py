@@ -109,7 +109,9 @@ leaves: what is left to gain is mostly Gymnasium's own Python, which only enviro
 
 ACKTR's update on a batch of 2048 steps, with the defaults as A2C's: {min(run.update for run in acktr):.1f} ms
 at best, A2C's on the same batch {min(run.update for run in a2c):.1f} ms: **{cost:.2f} x**
-(median over rounds; bar 1.5 x).
+(median over rounds; bar 1.5 x). These are a run's first updates, in which ACKTR decomposes its factors every time;
+eight more rounds gave 1.15 to 1.78 x, 1.5 by the median. Over 58 updates of a run, with a decomposition in every tenth
+of the later ones, three rounds gave 0.98, 1.13 and 0.96 x by the mean of `time_update`, decompositions included.
 
 Made by `python -m benchmarks.speed.algorithms --peer PYTHON --write`.
 """
