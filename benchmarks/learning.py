@@ -71,8 +71,8 @@ def lockstep(*arguments: str) -> str:
     return done.stdout
 
 
-def measured(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> dict[str, Any]:
-    """The evaluation and digest of the run of a preset, algorithm and seed, trained first where need be."""
+def trained(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> Path:
+    """The run of a preset, algorithm and seed, made or brought to its end where need be."""
     preset, algo, seed = job
     run = logdir / f"{preset}-{algo}-s{seed}"
     options = [option for setting in sets for option in ("--set", setting)]
@@ -81,17 +81,23 @@ def measured(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> dict[s
     else:
         chosen = ["--algo", algo, "--seed", str(seed), "--logdir", str(logdir), "--name", run.name]
         lockstep("train", preset, *chosen, *options)
+    return run
+
+
+def measured(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> dict[str, Any]:
+    """The evaluation and digest of the run of a preset, algorithm and seed."""
+    run = trained(job, logdir, sets)
     evaluation = json.loads(lockstep("evaluate", str(run), "--episodes", str(EPISODES), "--json"))
     *_, digest = lockstep("digest", str(run)).split()
     *_, last = csv.DictReader((run / "metrics.csv").open())
     print(f"{run.name}: {evaluation['return_mean']:.1f} {digest[:12]}", file=sys.stderr, flush=True)
-    trained = resolve(str(run / "config.toml")).experiment
+    experiment = resolve(str(run / "config.toml")).experiment
     return {
         "return": round(evaluation["return_mean"], 2),
         "steps": int(last["steps"]),
         "digest": digest[:12],
-        "experiment": trained.digest[:12],
-        "budget": trained.steps,
+        "experiment": experiment.digest[:12],
+        "budget": experiment.steps,
     }
 
 

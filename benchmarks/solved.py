@@ -13,22 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from benchmarks.learning import CLASSIC, HERE, lockstep
+from benchmarks.learning import CLASSIC, HERE, trained
 
 EVERY, EPISODES = 5_000, 20
 
 
 def steps_needed(job: tuple[str, str, int], logdir: Path) -> int | None:
     """Environment steps at the first evaluation that reaches the bar, if one does."""
-    preset, algo, seed = job
-    run = logdir / f"{preset}-{algo}-s{seed}"
-    watched = ["--set", f"watch.eval_every={EVERY}", "--set", f"watch.eval_episodes={EPISODES}"]
-    if not run.exists():
-        chosen = ["--algo", algo, "--seed", str(seed), "--logdir", str(logdir), "--name", run.name]
-        lockstep("train", preset, *chosen, *watched)
+    run = trained(job, logdir, [f"watch.eval_every={EVERY}", f"watch.eval_episodes={EPISODES}"])
     rows = csv.DictReader((run / "metrics.csv").open())
     scores = [(int(row["steps"]), float(row["eval_return"])) for row in rows if row["eval_return"]]
-    return next((steps for steps, score in scores if score >= CLASSIC[preset]), None)
+    return next((steps for steps, score in scores if score >= CLASSIC[job[0]]), None)
 
 
 def main() -> None:
