@@ -83,6 +83,7 @@ class Layout:
     nprocs: Count = 1  # MPI ranks; must divide the lanes
     mode: Mode = "gather"  # trajectories to one rank, or gradients between all
     workers: Natural = 0  # external processes that step each rank's environments; 0: the rank steps them itself
+    threads: Natural = 0  # of MuJoCo step a rank's environments, at most; 0: all cores for a single process, else one
     worker_timeout_s: Positive = 60.0  # after which a worker that is still at one step is replaced
     watchdog_s: NonNegative = 1800.0  # a rank that makes no step for so long hangs, and ends the job; 0: wait for ever
 

@@ -29,5 +29,5 @@ else:
     model = TRPO("MlpPolicy", made, **settings)
 batch, clock = int(envs) * int(steps), Clock()
 warm_up = max(2048 // batch, 1)
-model.learn(batch * 6 * warm_up, callback=clock)
+model.learn(batch * 12 * warm_up, callback=clock)
 print(clock.steps_per_second(batch, warm_up))

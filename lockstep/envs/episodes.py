@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -94,6 +94,10 @@ class BrokenEpisode(EnvironmentFault):
         )
         self.why, self.env, self.number, self.seed, self.actions = why, env, number, seed, actions
         self.trace = trace  # the environment's own traceback, where it raised something
+
+
+# which of a block of environments, and what it did -> what to raise
+Blame = Callable[[int, Exception], BrokenEpisode]
 
 
 class Episodes:

@@ -1,18 +1,20 @@
-"""The environments of a process's lanes, stepped inside the process, one after the other."""
+"""The environments of a process's lanes, stepped inside the process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 
 from lockstep.address import Purpose
-from lockstep.core import Discrete, Spec
-from lockstep.envs.episodes import Episodes, OpenEpisode, Rollout
+from lockstep.core import ArraySpec, Discrete, Spec
+from lockstep.envs.episodes import Blame, Episodes, OpenEpisode, Rollout, Step
 from lockstep.envs.make import (
     MUJOCO_WARNINGS,
     Env,
+    TimeLimited,
     check_finite,
     check_mujoco,
     commands,
@@ -22,47 +24,39 @@ from lockstep.envs.make import (
     without_wrappers,
     write_observation,
 )
+from lockstep.envs.native import native
+from lockstep.errors import EnvironmentFault
 
 
-class LocalEnvs:
-    """`numbers` are the environments' numbers in the experiment: with `seed` they fix every episode's seed."""
+class Simulations(Protocol):
+    """N environments to reset and to step. Their episodes' books are kept by others."""
 
-    def __init__(self, env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> None:
-        self._envs = [without_wrappers(make(env)) for _ in numbers]
-        self.spec: Spec = spec_of(self._envs[0], env.id)
-        self.strangers: list[int] = []
-        self._fit = commands(self.spec.action, env.action)
-        self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
-        self._everyone, self.resting = range(len(self._envs)), np.zeros(len(self._envs), bool)
+    def reset(self, i: int, seed: int) -> Any:
+        """The first observation."""
 
-    def __len__(self) -> int:
-        return len(self._envs)
+    def step(self, which: Sequence[int], actions: Any, into: Step) -> None:
+        """One step of some, with those of all N's actions. What is written of the others means nothing."""
 
-    def rollout(self, steps: int) -> Rollout:
-        n, spec = len(self._envs), self.spec.observation
-        terminated, truncated = np.empty((2, steps, n), bool)
-        observation = np.empty((steps + 1, n, *spec.shape), spec.dtype)
-        return Rollout(np.empty((steps, n)), terminated, truncated, np.empty_like(observation[1:]), observation)
+    def close(self) -> None: ...
 
-    def start(self, observation: np.ndarray) -> None:
-        for i in range(len(self._envs)):
-            self._reset(i, 0, observation[i, ...])
 
-    def step(self, actions: np.ndarray, rollout: Rollout, t: int) -> None:
-        taken, rows, rewards = self._taken(actions), rollout.observation[t + 1], rollout.reward[t]
-        shape, real = self.spec.observation.shape, self.spec.observation.dtype == "float32"
-        active: Sequence[int] = self._everyone
-        if np.count_nonzero(self.resting):
-            active = np.flatnonzero(~self.resting).tolist()
-            rows[self.resting], rewards[self.resting] = rollout.observation[t, self.resting], 0.0
-        rollout.terminated[t], rollout.truncated[t] = False, False
-        ended, finite = [], True
-        envs, taken_since = self._envs, self._episodes.actions
+class OneByOne:
+    """Any environments of Gymnasium."""
+
+    def __init__(self, envs: Sequence[gymnasium.Env | TimeLimited], seen: ArraySpec, blame: Blame) -> None:
+        self._envs, self._seen, self._blame = envs, seen, blame
+
+    def reset(self, i: int, seed: int) -> Any:
+        return self._envs[i].reset(seed=seed)[0]
+
+    def step(self, which: Sequence[int], actions: Any, into: Step) -> None:
+        rows, rewards, envs = into.observation, into.reward, self._envs
+        shape, real = self._seen.shape, self._seen.dtype == "float32"
+        into.terminated[:], into.truncated[:] = False, False
         i = 0
         try:
-            for i in active:
-                taken_since[i].append(actions[i])
-                observation, reward, terminated, truncated, _ = envs[i].step(taken[i])
+            for i in which:
+                observation, reward, terminated, truncated, _ = envs[i].step(actions[i])
                 if (
                     real
                     and type(observation) is np.ndarray
@@ -71,29 +65,84 @@ class LocalEnvs:
                 ):
                     rows[i] = observation
                 else:
-                    write_observation(self.spec.observation, rows[i, ...], observation)
-                rewards[i] = reward = float(reward)
-                finite &= isfinite(reward)
+                    write_observation(self._seen, rows[i, ...], observation)
+                rewards[i] = float(reward)
                 if terminated or truncated:
-                    rollout.terminated[t, i], rollout.truncated[t, i] = terminated, truncated
-                    ended.append(i)
+                    into.terminated[i], into.truncated[i] = terminated, truncated
                 if MUJOCO_WARNINGS:
                     check_mujoco()
-            if not finite or (real and not is_finite(rows)):
-                for i in range(len(self._envs)):
-                    check_finite(rows[i, ...], "observation")
-                    check_finite(rewards[i, ...], "reward")
         except Exception as error:
-            raise self._episodes.broken(i, error) from error
-        for i in ended:
-            rollout.final[t, i] = rows[i]
-            self._reset(i, self._episodes.number[i] + 1, rows[i, ...])
+            raise self._blame(i, error) from error
+
+    def close(self) -> None:
+        for environment in self._envs:
+            environment.close()
+
+
+class LocalEnvs:
+    """`numbers` are the environments' numbers in the experiment: with `seed` they fix every episode's seed.
+
+    `threads` of MuJoCo may step them, where it can.
+    """
+
+    def __init__(
+        self, env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET, threads: int = 1
+    ) -> None:
+        first = without_wrappers(make(env))
+        self.spec: Spec = spec_of(first, env.id)
+        self.strangers: list[int] = []
+        self._fit = commands(self.spec.action, env.action)
+        self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
+        self._everyone, self.resting = range(len(numbers)), np.zeros(len(numbers), bool)
+        self._simulations: Simulations = native(env, first, len(numbers), threads, self._episodes.broken) or OneByOne(
+            [first, *(without_wrappers(make(env)) for _ in numbers[1:])], self.spec.observation, self._episodes.broken
+        )
+
+    def __len__(self) -> int:
+        return len(self.resting)
+
+    def rollout(self, steps: int) -> Rollout:
+        n, spec = len(self), self.spec.observation
+        terminated, truncated = np.empty((2, steps, n), bool)
+        observation = np.empty((steps + 1, n, *spec.shape), spec.dtype)
+        return Rollout(np.empty((steps, n)), terminated, truncated, np.empty_like(observation[1:]), observation)
+
+    def start(self, observation: np.ndarray) -> None:
+        for i in self._everyone:
+            self._reset(i, 0, observation[i, ...])
+
+    def step(self, actions: np.ndarray, rollout: Rollout, t: int) -> None:
+        into, resting = rollout.step(t), self.resting if np.count_nonzero(self.resting) else None
+        self._advance(self._everyone if resting is None else np.flatnonzero(~resting).tolist(), actions, into)
+        if resting is not None:
+            into.observation[resting], into.reward[resting] = rollout.observation[t, resting], 0.0
+            into.terminated[resting], into.truncated[resting] = False, False
+        if not (is_finite(into.reward) and (self.spec.observation.dtype != "float32" or is_finite(into.observation))):
+            self._refuse(into)
+        for i in np.flatnonzero(into.terminated | into.truncated).tolist():
+            into.final[i] = into.observation[i]
+            self._reset(i, self._episodes.number[i] + 1, into.observation[i, ...])
+
+    def _advance(self, which: Sequence[int], actions: np.ndarray, into: Step) -> None:
+        taken = self._episodes.actions
+        for i in which:
+            taken[i].append(actions[i])
+        chosen = self._fit(actions)  # plain ints are what environments take that choose
+        self._simulations.step(which, chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen, into)
+
+    def _refuse(self, into: Step) -> None:
+        """Name the first environment whose numbers are not finite."""
+        for i in self._everyone:
+            try:
+                check_finite(into.observation[i, ...], "observation")
+                check_finite(into.reward[i, ...], "reward")
+            except EnvironmentFault as fault:
+                raise self._episodes.broken(i, fault) from fault
 
     def _reset(self, i: int, episode: int, into: np.ndarray) -> None:
         self._episodes.begin(i, episode)
         try:
-            observation, _ = self._envs[i].reset(seed=self._episodes.seed(i))
-            write_observation(self.spec.observation, into, observation)
+            write_observation(self.spec.observation, into, self._simulations.reset(i, self._episodes.seed(i)))
             check_finite(into, "observation")
         except Exception as error:
             raise self._episodes.broken(i, error) from error
@@ -102,29 +151,17 @@ class LocalEnvs:
         return self._episodes.number[i], self._episodes.stacked(i)
 
     def restore(self, i: int, episode: OpenEpisode) -> bool:
-        latest = np.empty_like(episode.observation)
-        self._reset(i, episode.number, latest)
-        for action, command in zip(episode.actions, self._taken(episode.actions), strict=True):
-            self._episodes.actions[i].append(action)
-            try:
-                observation, *_ = self._envs[i].step(command)
-                write_observation(self.spec.observation, latest, observation)
-            except Exception as error:
-                raise self._episodes.broken(i, error) from error
-        repeated = latest.tobytes() == episode.observation.tobytes()
+        into = self.rollout(1).step(0)
+        self._reset(i, episode.number, into.observation[i, ...])
+        for action in episode.actions:
+            self._advance([i], np.broadcast_to(action, (len(self), *action.shape)), into)
+        repeated = into.observation[i].tobytes() == episode.observation.tobytes()
         if not repeated:
             self.strangers.append(self._episodes.numbers[i])
         return repeated
 
-    def _taken(self, actions: np.ndarray) -> Sequence[int] | np.ndarray:
-        """The policy's actions [N, ...] as the environments take them: plain ints, or arrays."""
-        chosen = self._fit(actions)
-        return chosen.tolist() if isinstance(self.spec.action, Discrete) else chosen
-
     def close(self) -> None:
-        for environment in self._envs:
-            environment.close()
-        self._envs = []
+        self._simulations.close()
 
     def __enter__(self) -> LocalEnvs:
         return self

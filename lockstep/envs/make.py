@@ -112,20 +112,20 @@ class TimeLimited:
     """An environment and its time limit, without the cost of Gymnasium's wrappers around each step."""
 
     def __init__(self, bare: gymnasium.Env, limit: int | None) -> None:
-        self._bare, self._limit, self._steps = bare, limit, 0
+        self.bare, self.limit, self._steps = bare, limit, 0
         self.observation_space, self.action_space = bare.observation_space, bare.action_space
 
     def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
-        return self._bare.reset(seed=seed)
+        return self.bare.reset(seed=seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         self._steps += 1
-        observation, reward, terminated, truncated, info = self._bare.step(action)
-        return observation, reward, terminated, truncated or self._steps == self._limit, info
+        observation, reward, terminated, truncated, info = self.bare.step(action)
+        return observation, reward, terminated, truncated or self._steps == self.limit, info
 
     def close(self) -> None:
-        self._bare.close()
+        self.bare.close()
 
 
 def without_wrappers(environment: gymnasium.Env) -> gymnasium.Env | TimeLimited:

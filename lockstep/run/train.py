@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import os
 import platform
 import sys
 import time
@@ -183,7 +184,8 @@ def _envs(config: Config, comm: Comm) -> Envs:
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
     numbers = range(lanes.start * each, lanes.stop * each)
     if layout.workers == 0:
-        return LocalEnvs(experiment.env, experiment.seed, numbers)
+        threads = layout.threads or (len(os.sched_getaffinity(0)) if comm.size == 1 else 1)
+        return LocalEnvs(experiment.env, experiment.seed, numbers, threads=threads)
 
     def warn(message: str) -> None:
         """Every rank is heard here, also those that are otherwise silent."""

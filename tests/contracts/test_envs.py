@@ -32,6 +32,11 @@ def kind(request: pytest.FixtureRequest) -> Kind:
         (Env("Pendulum-v1", time_limit=7), lambda a: 2 * np.clip(a, -1, 1)),
         (Env("Pendulum-v1", action="clip", time_limit=7), lambda a: np.clip(a, -2, 2)),
         (Env("Hopper-v5"), lambda a: np.clip(a, -1, 1)),
+        (Env("Walker2d-v5"), lambda a: np.clip(a, -1, 1)),
+        (Env("HalfCheetah-v5", time_limit=25), lambda a: np.clip(a, -1, 1)),
+        (Env("Swimmer-v5", time_limit=25), lambda a: np.clip(a, -1, 1)),
+        (Env("InvertedPendulum-v5"), lambda a: 3 * np.clip(a, -1, 1)),
+        (Env("Reacher-v5"), lambda a: np.clip(a, -1, 1)),
     ],
 )
 def test_episodes_are_gymnasiums_on_seeds_by_address(kind: Kind, env: Env, command: Any) -> None:

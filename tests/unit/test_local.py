@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lockstep.envs.episodes import BrokenEpisode
-from lockstep.envs.local import LocalEnvs
+from lockstep.envs.local import LocalEnvs, OneByOne
 from lockstep.envs.make import Env
 from tests.environments import actions_for, started, stepped
 
@@ -65,10 +65,11 @@ def test_an_observation_of_its_space_is_taken(space: gymnasium.spaces.Space, obs
 
 
 def test_a_simulation_that_mujoco_reset_by_itself_is_refused() -> None:
-    with LocalEnvs(Env("HalfCheetah-v5"), 0, [0, 1]) as envs:
+    with LocalEnvs(Env("Reacher-v5"), 0, [0, 1]) as envs:
+        assert isinstance(envs._simulations, OneByOne)
         started(envs)
         actions = actions_for(envs, 2)
         stepped(envs, actions[0])
-        envs._envs[1]._bare.data.qvel[:] = 1e12
+        envs._simulations._envs[1].bare.data.qvel[:] = 1e12
         with pytest.raises(BrokenEpisode, match=r"environment 1 .*MuJoCo reset the simulation by itself: .*unstable"):
             stepped(envs, actions[1])

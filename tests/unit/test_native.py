@@ -1,0 +1,110 @@
+"""MuJoCo's batches against the same environments one by one. Both are held against Gymnasium in the contracts."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco.half_cheetah_v5 import HalfCheetahEnv
+from mujoco.batch import SimulationError
+
+from lockstep.envs import local
+from lockstep.envs.episodes import BrokenEpisode
+from lockstep.envs.local import LocalEnvs, OneByOne
+from lockstep.envs.make import Env
+from lockstep.envs.native import FEW, Native
+from tests.environments import actions_for, started, stepped
+
+NUMBERS = range(2 * FEW + 1)
+
+
+class Mine(HalfCheetahEnv):
+    """What a user made of it."""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "env",
+    [
+        Env("HalfCheetah-v5", time_limit=30),
+        Env("HalfCheetah-v5", time_limit=30, kwargs={"frame_skip": 3, "forward_reward_weight": 0.3}),
+        Env("Swimmer-v5", time_limit=30, kwargs={"exclude_current_positions_from_observation": False}),
+        Env("Walker2d-v5", kwargs={"healthy_z_range": (1.0, 1.3), "healthy_reward": 0.7}),
+        Env("Walker2d-v5", kwargs={"healthy_angle_range": (-0.1, 0.1), "ctrl_cost_weight": 0.1}),
+        Env("Hopper-v5", kwargs={"healthy_state_range": (-3.0, 3.0)}),
+        Env("Hopper-v5", time_limit=50, kwargs={"terminate_when_unhealthy": False}),
+        Env("InvertedPendulum-v5", kwargs={"reset_noise_scale": 0.1}),
+    ],
+    ids=str,
+)
+def test_one_call_of_mujoco_gives_the_bits_of_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, env: Env, threads: int
+) -> None:
+    with LocalEnvs(env, 3, NUMBERS, threads=threads) as envs:
+        assert isinstance(envs._simulations, Native)
+        assert envs._simulations._batch.nthread == threads
+        monkeypatch.setattr(local, "native", lambda *_: None)
+        with LocalEnvs(env, 3, NUMBERS) as others:
+            assert isinstance(others._simulations, OneByOne)
+            np.testing.assert_array_equal(started(envs), started(others))
+            ended = 0
+            for t, action in enumerate(3 * actions_for(envs, 120)):
+                for block in (envs, others):
+                    block.resting[:] = t % 40 > 30
+                    block.resting[::2] = False
+                one, other = stepped(envs, action), stepped(others, action)
+                assert [leaf.tobytes() for leaf in one] == [leaf.tobytes() for leaf in other]
+                ended += int((one.terminated | one.truncated).sum())
+    assert ended
+
+
+def test_few_simulations_get_few_threads() -> None:
+    with LocalEnvs(Env("HalfCheetah-v5"), 0, range(FEW), threads=8) as envs:
+        assert isinstance(envs._simulations, Native)
+        assert envs._simulations._batch.nthread == 1
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Env("Mine-v0"),
+        Env("Ant-v5"),
+        Env("HalfCheetah-v5", time_feature=0.01),
+        Env("HalfCheetah-v5", kwargs={"xml_file": "walker2d_v5.xml"}),
+    ],
+    ids=str,
+)
+def test_what_is_not_known_is_stepped_by_its_own_code(env: Env) -> None:
+    gymnasium.register("Mine-v0", Mine)
+    try:
+        with LocalEnvs(env, 0, [0]) as envs:
+            assert isinstance(envs._simulations, OneByOne)
+    finally:
+        del gymnasium.registry["Mine-v0"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_simulation_that_mujoco_reset_by_itself_is_named(threads: int) -> None:
+    with LocalEnvs(Env("HalfCheetah-v5"), 0, NUMBERS, threads=threads) as envs:
+        assert isinstance(envs._simulations, Native)
+        started(envs)
+        actions = actions_for(envs, 2)
+        stepped(envs, actions[0])
+        envs._simulations._batch.bind("qvel")[5] = 1e12
+        with pytest.raises(BrokenEpisode, match=r"environment 5 .*MuJoCo reset the simulation by itself") as caught:
+            stepped(envs, actions[1])
+        np.testing.assert_array_equal(caught.value.actions, actions[:, 5])
+
+
+def test_a_simulation_that_mujoco_gives_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalEnvs(Env("HalfCheetah-v5"), 0, NUMBERS) as envs:
+        assert isinstance(envs._simulations, Native)
+        started(envs)
+        batch = envs._simulations._batch
+
+        def gives_up(*_: object) -> None:
+            raise SimulationError(np.asarray([7, 8]), "stack overflow")
+
+        monkeypatch.setattr(batch, "step", gives_up)
+        with pytest.raises(BrokenEpisode, match=r"environment 7 .*it raised SimulationError: .*stack overflow"):
+            stepped(envs, actions_for(envs, 1)[0])
