@@ -29,5 +29,6 @@ else:
     model = TRPO("MlpPolicy", made, **settings)
 batch, clock = int(envs) * int(steps), Clock()
 warm_up = max(2048 // batch, 1)
-model.learn(batch * 12 * warm_up, callback=clock)
+updates = 12 if warm_up == 1 else 40 * warm_up  # small ones for as long as the others
+model.learn(batch * updates, callback=clock)
 print(clock.steps_per_second(batch, warm_up))

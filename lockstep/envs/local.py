@@ -119,9 +119,10 @@ class LocalEnvs:
             into.terminated[resting], into.truncated[resting] = False, False
         if not (is_finite(into.reward) and (self.spec.observation.dtype != "float32" or is_finite(into.observation))):
             self._refuse(into)
-        for i in np.flatnonzero(into.terminated | into.truncated).tolist():
-            into.final[i] = into.observation[i]
-            self._reset(i, self._episodes.number[i] + 1, into.observation[i, ...])
+        if np.count_nonzero(into.terminated) or np.count_nonzero(into.truncated):
+            for i in np.flatnonzero(into.terminated | into.truncated).tolist():
+                into.final[i] = into.observation[i]
+                self._reset(i, self._episodes.number[i] + 1, into.observation[i, ...])
 
     def _advance(self, which: Sequence[int], actions: np.ndarray, into: Step) -> None:
         taken = self._episodes.actions

@@ -45,6 +45,7 @@ class Native:
         self._batch = Batch(env.model, count, threads, persistent=True)
         self._positions, self._controls = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._read_state = partial(mujoco.mj_getState, sig=mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._unstable = int(mujoco.mjtWarning.mjWARN_BADQPOS)  # and the kinds of warning after it
         self._tell, self._steps = tell(env, self._batch), np.zeros(count, int)
 
     def reset(self, i: int, seed: int) -> np.ndarray:
@@ -67,11 +68,12 @@ class Native:
         np.equal(self._steps, self._limit, out=into.truncated)
 
     def _heed(self) -> None:
-        """Blame the first simulation that MuJoCo counted a warning of."""
+        """Blame the first simulation that MuJoCo reset by itself."""
         try:
             check_mujoco()
         except EnvironmentFault as fault:
-            raise self._blame(int(np.argmax(self._batch.warning[..., 1].any(axis=1))), fault) from fault
+            resets = self._batch.warning[:, self._unstable :, 1].any(axis=1)
+            raise self._blame(int(np.argmax(resets)), fault) from fault
 
     def close(self) -> None:
         self._env.close()
@@ -93,7 +95,7 @@ def runner(env: Any, batch: Any, fastest: float, healthy: Callable[[Any, Any], n
             reward = reward + well * env._healthy_reward
             if env._terminate_when_unhealthy:
                 np.logical_not(well, out=into.terminated)
-        into.reward[:] = reward - env._ctrl_cost_weight * np.sum(np.square(actions), axis=1)
+        into.reward[:] = reward - env._ctrl_cost_weight * np.square(actions).sum(axis=1)
 
     return told
 
