@@ -88,14 +88,14 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         return leaf if at_once and acts_here else jax.device_put(leaf, cpu)
 
     def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> int:
-        made, over, raised = 0, False, []
+        made, over, raised, stepped = 0, False, [], foreign.in_full_range(turn)
 
         def take(t: int, action: np.ndarray) -> np.ndarray | None:
             nonlocal made, over
             try:
                 if t != made:
                     raise KeyboardInterrupt  # it came when the turn before was called, which did not happen
-                seen = turn(t, action)
+                seen = stepped(t, action)
                 made, over = made + 1, seen is None
                 return seen
             except BaseException as error:

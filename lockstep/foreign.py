@@ -15,7 +15,7 @@ import struct
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -36,6 +36,10 @@ Bind = Callable[[Buffers, Buffers], Callable[[], None]]  # what is given, what i
 Found = list[tuple[list[Any], list[bytes]]]  # pieces of memory, and what was there: it says where the next ones are
 
 MANY = 64  # bindings of one name; programs call with a few
+
+F = TypeVar("F", bound=Callable[..., Any])
+_arithmetic = ctypes.PyDLL("libm.so.6")
+ORDINARY = ctypes.c_void_p(-1)  # what C calls FE_DFL_ENV
 
 _kept: dict[str, Any] = {}  # what is registered must live as long as the process
 _raised: dict[int, BaseException] = {}  # the first, by the thread that the program runs in
@@ -85,6 +89,25 @@ def register(name: str, bind: Bind) -> None:
     safe = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(answer)
     _kept[name] = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(safe)
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(_kept[name]), platform="cpu")
+
+
+def in_full_range(function: F) -> F:
+    """`function`, with the smallest numbers as they are outside of programs, for one thread at a time.
+
+    XLA takes numbers below 1e-38 (1e-308 in double precision) for zero, and so does whatever its programs call: an
+    environment would give other bits there than in a worker, or in MuJoCo's threads.
+    """
+    before = ctypes.create_string_buffer(64)  # more than any machine's state of arithmetic
+
+    def called(*arguments: Any) -> Any:
+        _arithmetic.fegetenv(before)
+        _arithmetic.fesetenv(ORDINARY)
+        try:
+            return function(*arguments)
+        finally:
+            _arithmetic.fesetenv(before)
+
+    return cast(F, called)
 
 
 def reraise(thread: int | None = None) -> None:

@@ -1,4 +1,7 @@
-"""One thread per process: parallelism comes from processes, and more threads change the bits."""
+"""One thread per process for all that computes: parallelism comes from processes, and more threads change the bits.
+
+Only whole simulations may be shared by threads (`layout.threads`).
+"""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ class OneByOne:
     def close(self) -> None:
         for environment in self._envs:
             environment.close()
+        self._envs = []
 
 
 class LocalEnvs:
@@ -94,7 +95,7 @@ class LocalEnvs:
         self._fit = commands(self.spec.action, env.action)
         self._episodes = Episodes(env, seed, numbers, purpose, self.spec.action)
         self._everyone, self.resting = range(len(numbers)), np.zeros(len(numbers), bool)
-        self._simulations: Simulations = native(env, first, len(numbers), threads, self._episodes.broken) or OneByOne(
+        self._simulations: Simulations = native(first, len(numbers), threads, self._episodes.broken) or OneByOne(
             [first, *(without_wrappers(make(env)) for _ in numbers[1:])], self.spec.observation, self._episodes.broken
         )
 

@@ -155,10 +155,14 @@ def _listen_to_mujoco() -> None:
 
 def check_mujoco() -> None:
     """Refuse a step in which MuJoCo gave up on the simulation."""
-    unstable = [message for message in MUJOCO_WARNINGS if "unstable" in message]
+    heard = [message for message in MUJOCO_WARNINGS if "unstable" in message]
     MUJOCO_WARNINGS.clear()
-    if unstable:
-        raise EnvironmentFault(f"MuJoCo reset the simulation by itself: {unstable[0]}")
+    if heard:
+        raise unstable(heard[0])
+
+
+def unstable(warning: str) -> EnvironmentFault:
+    return EnvironmentFault(f"MuJoCo reset the simulation by itself: {warning}")
 
 
 def spec_of(environment: gymnasium.Env | TimeLimited, name: str) -> Spec:

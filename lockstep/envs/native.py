@@ -14,19 +14,21 @@ import gymnasium
 import numpy as np
 
 from lockstep.envs.episodes import Blame, Step
-from lockstep.envs.make import MUJOCO_WARNINGS, Env, TimeLimited, check_mujoco
-from lockstep.errors import EnvironmentFault
+from lockstep.envs.make import MUJOCO_WARNINGS, TimeLimited, unstable
 
 # positions before the step [N, q] and actions -> written: what it gave, but for the time limit
 Told = Callable[[np.ndarray, np.ndarray, Step], None]
+Healthy = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]  # environment, positions and velocities -> [N]
 FEW = 4  # simulations for which it does not pay to wake one more thread
 
 
-def native(env: Env, made: gymnasium.Env | TimeLimited, count: int, threads: int, blame: Blame) -> Native | None:
+def native(made: gymnasium.Env | TimeLimited, count: int, threads: int, blame: Blame) -> Native | None:
     """`count` environments like the one that was `made`, if they are of those that are known here."""
-    if not isinstance(made, TimeLimited) or "xml_file" in env.kwargs:
+    if not isinstance(made, TimeLimited) or made.bare.spec is None or made.bare.render_mode is not None:
         return None
-    tell = TASKS.get(type(made.bare).__module__)
+    if "xml_file" in made.bare.spec.kwargs:
+        return None
+    tell = TASKS.get(made.bare.spec.entry_point)
     return Native(made, count, max(min(threads, count // FEW), 1), tell, blame) if tell else None
 
 
@@ -42,6 +44,7 @@ class Native:
         env: Any = made.bare
         self._env = env
         self._limit, self._blame = made.limit or 0, blame
+        self._warning = mujoco.mju_warningText
         self._batch = Batch(env.model, count, threads, persistent=True)
         self._positions, self._controls = self._batch.bind("qpos"), self._batch.bind("ctrl")
         self._read_state = partial(mujoco.mj_getState, sig=mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -51,7 +54,7 @@ class Native:
     def reset(self, i: int, seed: int) -> np.ndarray:
         observation, _ = self._env.reset(seed=seed)
         self._read_state(self._env.model, self._env.data, self._batch.state[i])
-        self._steps[i] = 0
+        self._steps[i], self._batch.warning[i] = 0, 0
         return observation
 
     def step(self, which: Sequence[int], actions: np.ndarray, into: Step) -> None:
@@ -59,27 +62,26 @@ class Native:
         self._controls[:] = actions
         try:
             self._batch.step(some, self._env.frame_skip)
+            self._tell(before, actions, into)
         except Exception as error:
             raise self._blame(int(getattr(error, "ids", which)[0]), error) from error
         if MUJOCO_WARNINGS:
             self._heed()
         self._steps[slice(None) if some is None else some] += 1
-        self._tell(before, actions, into)
         np.equal(self._steps, self._limit, out=into.truncated)
 
     def _heed(self) -> None:
-        """Blame the first simulation that MuJoCo reset by itself."""
-        try:
-            check_mujoco()
-        except EnvironmentFault as fault:
-            resets = self._batch.warning[:, self._unstable :, 1].any(axis=1)
-            raise self._blame(int(np.argmax(resets)), fault) from fault
+        """Blame the first simulation that MuJoCo gave up on. What was heard may be of another."""
+        MUJOCO_WARNINGS.clear()
+        for i, kind in np.argwhere(self._batch.warning[:, self._unstable :, 1])[:1].tolist():
+            kind += self._unstable
+            raise self._blame(i, unstable(self._warning(kind, self._batch.warning[i, kind, 0])))
 
     def close(self) -> None:
         self._env.close()
 
 
-def runner(env: Any, batch: Any, fastest: float, healthy: Callable[[Any, Any], np.ndarray] | None) -> Told:
+def runner(env: Any, batch: Any, fastest: float, healthy: Healthy | None) -> Told:
     """Rewarded for its speed and its health, less its effort."""
     qpos, qvel, dt = batch.bind("qpos"), batch.bind("qvel"), env.dt
     hidden = env.observation_structure["skipped_qpos"]
@@ -91,7 +93,7 @@ def runner(env: Any, batch: Any, fastest: float, healthy: Callable[[Any, Any], n
         reward = env._forward_reward_weight * ((qpos[:, 0] - before[:, 0]) / dt)
         into.terminated[:] = False
         if healthy:
-            well = healthy(env, batch)
+            well = healthy(env, qpos, qvel)
             reward = reward + well * env._healthy_reward
             if env._terminate_when_unhealthy:
                 np.logical_not(well, out=into.terminated)
@@ -100,18 +102,19 @@ def runner(env: Any, batch: Any, fastest: float, healthy: Callable[[Any, Any], n
     return told
 
 
-def upright(env: Any, batch: Any) -> np.ndarray:
-    z, angle = batch.bind("qpos")[:, 1:3].T
+def upright(env: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    z, angle = qpos[:, 1:3].T
     return _inside(z, env._healthy_z_range) & _inside(angle, env._healthy_angle_range)
 
 
-def upright_and_calm(env: Any, batch: Any) -> np.ndarray:
-    state = np.concatenate([batch.bind("qpos")[:, 2:], batch.bind("qvel")], axis=1)
-    return upright(env, batch) & _inside(state, env._healthy_state_range).all(axis=1)
+def upright_and_calm(env: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    state = np.concatenate([qpos[:, 2:], qvel], axis=1)
+    return upright(env, qpos, qvel) & _inside(state, env._healthy_state_range).all(axis=1)
 
 
 def _inside(value: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    return (bounds[0] < value) & (value < bounds[1])
+    low, high = bounds
+    return (low < value) & (value < high)
 
 
 def balanced(env: Any, batch: Any) -> Told:
@@ -127,10 +130,10 @@ def balanced(env: Any, batch: Any) -> Told:
     return told
 
 
-TASKS: dict[str, Callable[[Any, Any], Told]] = {  # by the module of the environment
-    "gymnasium.envs.mujoco.half_cheetah_v5": partial(runner, fastest=0, healthy=None),
-    "gymnasium.envs.mujoco.swimmer_v5": partial(runner, fastest=0, healthy=None),
-    "gymnasium.envs.mujoco.hopper_v5": partial(runner, fastest=10, healthy=upright_and_calm),
-    "gymnasium.envs.mujoco.walker2d_v5": partial(runner, fastest=10, healthy=upright),
-    "gymnasium.envs.mujoco.inverted_pendulum_v5": balanced,
+TASKS: dict[Any, Callable[[Any, Any], Told]] = {  # by what Gymnasium makes the environment with
+    "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv": partial(runner, fastest=0, healthy=None),
+    "gymnasium.envs.mujoco.swimmer_v5:SwimmerEnv": partial(runner, fastest=0, healthy=None),
+    "gymnasium.envs.mujoco.hopper_v5:HopperEnv": partial(runner, fastest=10, healthy=upright_and_calm),
+    "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv": partial(runner, fastest=10, healthy=upright),
+    "gymnasium.envs.mujoco.inverted_pendulum_v5:InvertedPendulumEnv": balanced,
 }

@@ -333,14 +333,18 @@ class WorkerEnvs:
         )
 
     def _where(self, worker: Worker, message: Message) -> str:
-        """The environment in whose step a worker was lost, if it was in one: the first without a reward."""
+        """The environment in whose step a worker was lost, if it was in one: the first without a reward.
+
+        Where none has one, they may be stepped together.
+        """
         missing = np.flatnonzero(np.isnan(self._rewards(worker)))  # of one row, or of none
         if message.content[:1] != theirs.STEP or not missing.size:
             return ""
         i = worker.block[missing[0]]
         step = len(self._episodes.actions[i]) + 1
         seed, number = self._episodes.seed(i), self._episodes.numbers[i]
-        return f", at step {step} of the episode with seed {seed} of environment {number}"
+        together = " or one that is stepped with it" if 1 < missing.size == len(worker.block) else ""
+        return f", at step {step} of the episode with seed {seed} of environment {number}{together}"
 
     def close(self) -> None:
         for worker in self._workers:

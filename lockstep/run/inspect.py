@@ -17,7 +17,17 @@ from gymnasium.utils.env_checker import check_env
 from lockstep.address import Purpose, integer
 from lockstep.config import build
 from lockstep.core import Box
-from lockstep.envs.make import Env, check_finite, make, one_command, spec_for, spec_of, time_limit, write_observation
+from lockstep.envs.make import (
+    Env,
+    check_finite,
+    check_mujoco,
+    make,
+    one_command,
+    spec_for,
+    spec_of,
+    time_limit,
+    write_observation,
+)
 from lockstep.errors import EnvironmentFault, FileFault, LockstepError, UsageError
 
 RESETS = 20  # to measure the reset noise over
@@ -133,6 +143,7 @@ def _episode(env: Env, environment: gymnasium.Env, seed: int, actions: Iterable[
     for action in actions:
         command = one_command(spec.action, env.action, action)
         observation, reward, terminated, truncated, _ = environment.step(command)
+        check_mujoco()
         yield checked(observation, reward, bool(terminated or truncated))
         if terminated or truncated:
             return

@@ -132,6 +132,20 @@ def test_an_environment_that_returns_nan_is_status_3_and_replays(tmp_path: Path,
     assert "replayed: at step 57 the observation is nan at index 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [[], ["--set", 'env.kwargs.xml_file="half_cheetah.xml"']], ids=["together", "alone"])
+def test_a_simulation_that_mujoco_reset_by_itself_is_status_3_and_replays(
+    tmp_path: Path, capsys: Output, more: list[str]
+) -> None:
+    noisy = ["--set", "env.kwargs.reset_noise_scale=1e11", "--set", "collect.steps=8", *more]
+    assert main(["train", "HalfCheetah-v5", *noisy, "--logdir", str(tmp_path), "--name", "run"]) == 3
+    told = capsys.readouterr().err
+    assert re.search(r"environment 0 .*MuJoCo reset the simulation by itself: .*, at step 1 of the episode", told)
+    replay = re.search(r"Replay it with: lockstep (.*)", told)
+    assert replay is not None
+    assert main(replay.group(1).split()) == 3
+    assert "replayed: at step 1 MuJoCo reset the simulation by itself" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -99,6 +99,31 @@ def test_running_episodes_survive_a_round_trip() -> None:
         assert all(record[name].tobytes() == again[name].tobytes() for name in record)
 
 
+class Tiny(gymnasium.Env):
+    """Its numbers are zero where programs compute."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        return np.asarray([1e-40]), float(np.asarray([1e-310])[0] / 2 > 0), False, False, {}
+
+
+def test_environments_keep_the_smallest_numbers() -> None:
+    gymnasium.register("Tiny-v0", Tiny)
+    try:
+        with LocalEnvs(Env("Tiny-v0"), SEED, range(LANES * E)) as envs:
+            collector, learner = made(envs, steps=5)
+            collector.start()
+            trajectory, _ = collector.collect(learner, words(SEED, Purpose.ACT, 0))
+    finally:
+        del gymnasium.registry["Tiny-v0"]
+    assert set(trajectory.reward.ravel()) == {1.0}
+    assert set(trajectory.next_observation.ravel()) == {np.float32(1e-40)}
+
+
 def test_an_environment_may_compute_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stepped while the program that acts is under way."""
     product = jax.jit(lambda x: (x @ x).sum())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from mujoco.batch import SimulationError
 from lockstep.envs import local
 from lockstep.envs.episodes import BrokenEpisode
 from lockstep.envs.local import LocalEnvs, OneByOne
-from lockstep.envs.make import Env
+from lockstep.envs.make import MUJOCO_WARNINGS, Env
 from lockstep.envs.native import FEW, Native
 from tests.environments import actions_for, started, stepped
 
@@ -20,6 +22,20 @@ NUMBERS = range(2 * FEW + 1)
 
 class Mine(HalfCheetahEnv):
     """What a user made of it."""
+
+
+def made(**options: Any) -> HalfCheetahEnv:
+    return HalfCheetahEnv(**options)
+
+
+MINE = {
+    "Mine-v0": {"entry_point": Mine},
+    "Made-v0": {"entry_point": made},
+    "Model-v0": {
+        "entry_point": "gymnasium.envs.mujoco.hopper_v5:HopperEnv",
+        "kwargs": {"xml_file": "walker2d_v5.xml"},
+    },
+}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -67,33 +83,56 @@ def test_few_simulations_get_few_threads() -> None:
 @pytest.mark.parametrize(
     "env",
     [
-        Env("Mine-v0"),
+        *(Env(name) for name in MINE),
         Env("Ant-v5"),
         Env("HalfCheetah-v5", time_feature=0.01),
         Env("HalfCheetah-v5", kwargs={"xml_file": "walker2d_v5.xml"}),
+        Env("HalfCheetah-v5", kwargs={"render_mode": "rgb_array"}),
     ],
     ids=str,
 )
 def test_what_is_not_known_is_stepped_by_its_own_code(env: Env) -> None:
-    gymnasium.register("Mine-v0", Mine)
+    for name, how in MINE.items():
+        gymnasium.register(name, max_episode_steps=50, **how)
     try:
         with LocalEnvs(env, 0, [0]) as envs:
             assert isinstance(envs._simulations, OneByOne)
     finally:
-        del gymnasium.registry["Mine-v0"]
+        for name in MINE:
+            del gymnasium.registry[name]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_simulation_that_mujoco_reset_by_itself_is_named(threads: int) -> None:
     with LocalEnvs(Env("HalfCheetah-v5"), 0, NUMBERS, threads=threads) as envs:
         assert isinstance(envs._simulations, Native)
+        batch, actions = envs._simulations._batch, actions_for(envs, 2)
+        for which in (5, 2, 7):  # one after the other, in new episodes
+            started(envs)
+            stepped(envs, actions[0])
+            batch.bind("qvel")[which] = 1e12
+            batch.bind("qpos")[8] = 1e12
+            with pytest.raises(BrokenEpisode, match=rf"environment {which} .*by itself: .* QVEL .*unstable") as caught:
+                stepped(envs, actions[1])
+            np.testing.assert_array_equal(caught.value.actions, actions[:, which])
+
+
+def test_a_warning_of_something_else_is_nobodys() -> None:
+    with LocalEnvs(Env("HalfCheetah-v5"), 0, NUMBERS) as envs:
+        assert isinstance(envs._simulations, Native)
         started(envs)
-        actions = actions_for(envs, 2)
-        stepped(envs, actions[0])
-        envs._simulations._batch.bind("qvel")[5] = 1e12
-        with pytest.raises(BrokenEpisode, match=r"environment 5 .*MuJoCo reset the simulation by itself") as caught:
-            stepped(envs, actions[1])
-        np.testing.assert_array_equal(caught.value.actions, actions[:, 5])
+        MUJOCO_WARNINGS.append("another simulation is unstable")
+        stepped(envs, actions_for(envs, 1)[0])
+        assert not MUJOCO_WARNINGS
+
+
+@pytest.mark.parametrize("bounds", [[0.7], [0.7, 2, 3], ["low", "high"], None])
+def test_settings_that_the_environment_would_refuse_are_its_fault(bounds: Any) -> None:
+    with LocalEnvs(Env("Hopper-v5", kwargs={"healthy_z_range": bounds}), 0, NUMBERS) as envs:
+        assert isinstance(envs._simulations, Native)
+        started(envs)
+        with pytest.raises(BrokenEpisode, match="it raised"):
+            stepped(envs, actions_for(envs, 1)[0])
 
 
 def test_a_simulation_that_mujoco_gives_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
