@@ -19,11 +19,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from lockstep.experiment import Experiment, resolve
+from lockstep.run.checkpoint import newest
 
 HERE = Path(__file__).parent
 RESULTS, TABLES = HERE / "learning.json", HERE / "learning.md"
 TRIED = "## What was tried"
 EPISODES = 100
+FIRST = "first"  # kind of CPU: that of the rows that were measured before it was kept
 CLASSIC: dict[str, float] = {"cartpole": 490, "pendulum": -250}  # which every algorithm should solve
 BARS: dict[str, dict[str, float]] = {  # algorithm -> preset -> the return to reach
     "ppo": {
@@ -98,6 +100,7 @@ def measured(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> dict[s
         "digest": digest[:12],
         "experiment": experiment.digest[:12],
         "budget": experiment.steps,
+        "cpu": newest(run)[1].machine["kernels"][:8],
     }
 
 
@@ -126,6 +129,7 @@ def row(algo: str, preset: str, seeds: dict[str, dict[str, Any]]) -> str:
         verdict,
         ", ".join(f"{value:.1f}" for value in returns),
         ", ".join(f"`{result['digest']}`" for result in results),
+        ", ".join(sorted({result.get("cpu", FIRST) for result in results})),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -139,7 +143,9 @@ no seed left out. Digests are those that `lockstep digest RUN` prints (first 12 
 digest on the same package versions and kind of CPU. One run is `lockstep train PRESET --algo ALGO --seed SEED` and then
 `lockstep evaluate RUN --episodes {EPISODES}`; `python -m benchmarks.learning --write` makes all of it, and
 `python -m benchmarks.learning PRESET --algo ALGO --write` one row. An update is whole, so a run makes up to one update
-more than its budget.
+more than its budget. The kind of CPU is told by the fingerprint of its arithmetic (`kernels` in a run's manifests):
+`2879f44c` is an Intel Xeon with AVX-512, where `lockstep train pendulum --steps 20000 --seed 3` has the digest
+`5885b7c7f01b`; on the first kind, of rows made before this was kept, it has `7cb333842cf5`.
 """
     ]
     for algo in BARS:
@@ -148,8 +154,8 @@ more than its budget.
             rows = "\n".join(row(algo, preset, presets[preset]) for preset in order if preset in presets)
             parts.append(f"""## {algo}
 
-| preset | environment | steps | return | bar | | each seed | digests |
-|---|---|---|---|---|---|---|---|
+| preset | environment | steps | return | bar | | each seed | digests | CPU |
+|---|---|---|---|---|---|---|---|---|
 {rows}
 """)
     return "\n".join(parts)

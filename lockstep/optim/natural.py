@@ -75,7 +75,7 @@ def natural_direction(fisher: Product, gradient: Array, damping: float, iteratio
     curvature, norm = jnp.vdot(x, image), jnp.linalg.norm(gradient)
     size = jnp.where(curvature > 0, jnp.sqrt(2 * kl / jnp.where(curvature > 0, curvature, 1.0)), 0.0)
     missing = jnp.linalg.norm(image + damping * x - gradient)
-    return Direction(size * x, size, jnp.where(norm > 0, missing / jnp.where(norm > 0, norm, 1.0), 0.0))
+    return Direction(size * x, size, jnp.where(norm == 0, 0.0, missing / jnp.where(norm == 0, 1.0, norm)))
 
 
 class Trial(NamedTuple):

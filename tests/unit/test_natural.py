@@ -133,6 +133,13 @@ def test_without_a_gradient_there_is_no_step() -> None:
     assert (size, residual) == (0, 0)
 
 
+def test_a_gradient_that_is_not_a_number_is_told_and_not_followed() -> None:
+    step, size, residual = direction_of(spd(4), np.array([1.0, np.nan, 0.0, 2.0]), 0.1, 5)
+    np.testing.assert_array_equal(step, np.zeros(4))
+    assert size == 0
+    assert np.isnan(residual)
+
+
 @pytest.mark.parametrize("damping", [1e-3, 0.1])
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_small_step_has_the_kl_that_was_asked_for(kind: str, damping: float) -> None:
