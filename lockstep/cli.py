@@ -398,7 +398,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--trace", type=Path, metavar="DIR", help="keep a timeline of every rank, a file per layout")
 
     for starter in (train, bench):
-        starter.add_argument("--algo", help="the algorithm; default: ppo")
+        starter.add_argument(
+            "--algo", help="ppo, ppo-kl, trpo, npg, acktr, a2c or reinforce; default: the preset's or file's, or ppo"
+        )
         starter.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
         starter.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")
         starter.add_argument("--lanes", type=_count, help="units of work that processes can share")

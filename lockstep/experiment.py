@@ -160,9 +160,9 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
         data = _preset(name, algo)
     else:
         data = _plain_environment(name)
-    if algo is not None:
-        data = config.merged(data, {"experiment": {"algo": {"name": algo}}})
-    data = config.merged({"experiment": _defaults(data)}, data)
+    if algo is not None and algo != _algorithm_in(data):  # the numbers of another are none of its
+        data = config.assign(config.assign(data, "experiment.algo", None), "experiment.algo.name", algo)
+    data = config.merged({"experiment": dict(REGISTRY[_algorithm_in(data)].defaults)}, data)
     for key, value in (settings or {}).items():
         if key == "algo.name":  # the preset's numbers of another algorithm would stay
             raise UsageError(f"algo.name is not a setting: say --algo {value}, or algo={value!r} in Python.")
@@ -170,6 +170,9 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
     resolved = from_dict(data)
     check_id(resolved.experiment.env.id)
+    unread = _unread(resolved.experiment)
+    if ignored := [f"{key} has no effect with {unread[key]}." for key in settings or {} if key in unread]:
+        raise UsageError("\n".join(ignored))
     return resolved
 
 
@@ -224,10 +227,18 @@ def _named(algo: dict[str, Any]) -> str:
     return name
 
 
-def _defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """What the algorithm that `data` names would rather have than the ordinary defaults."""
-    algo = data.get("experiment", {}).get("algo", {})
-    return dict(REGISTRY[_named(algo)].defaults) if isinstance(algo, dict) else {}
+def _algorithm_in(data: dict[str, Any]) -> str:
+    """The algorithm that a configuration is for. Tables that are none are told of later."""
+    experiment = data.get("experiment")
+    algo = experiment.get("algo") if isinstance(experiment, dict) else None
+    return _named(algo if isinstance(algo, dict) else {})
+
+
+def _unread(experiment: Experiment) -> dict[str, str]:
+    """The settings that are not read, each with the one that makes it so: whoever types them means something."""
+    of_algo = REGISTRY[algorithm_name(experiment.algo)].unread(experiment.algo)
+    whole = {"collect.steps": f"collect.episodes={experiment.collect.episodes}"} if experiment.collect.episodes else {}
+    return {**{f"algo.{name}": why for name, why in of_algo.items()}, **whole}
 
 
 def _cross_problems(settings: Config) -> list[str]:

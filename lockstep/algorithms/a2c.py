@@ -22,7 +22,7 @@ class A2C:
     discount: Share = 0.99  # gamma
     trace: Share = 1.0  # lambda of generalised advantage estimation; 1: n-step returns, n = collect.steps
     learning_rate: Positive = 7e-4  # (baselines, Stable-Baselines3, Tianshou)
-    schedule: Literal["linear", "constant"] = "linear"  # of the learning rate over the budget: linear (to zero)
+    schedule: Literal["linear", "constant"] = "linear"  # of the learning rate over the budget: to zero, or constant
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     decay: Share = 0.99  # RMSProp's memory of squared gradients
     epsilon: Positive = 1e-5  # the optimizer's; RMSProp adds it under the root
@@ -37,13 +37,17 @@ def a2c_idle(config: A2C) -> str:
     return "" if config.value_coefficient or config.value_steps > 1 else "value"
 
 
+def a2c_unread(config: A2C) -> dict[str, str]:
+    return {"decay": "algo.optimizer=adam"} if config.optimizer == "adam" else {}
+
+
 def a2c(config: A2C, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
-    scaled = {
+    rules = {
         "rmsprop": optax.scale_by_rms(config.decay, config.epsilon, initial_scale=1.0),
         "adam": optax.scale_by_adam(eps=config.epsilon),
     }
-    optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient), scaled[config.optimizer])
+    optimizer = optax.chain(optax.clip_by_global_norm(config.max_gradient), rules[config.optimizer])
 
     def init(key: Key) -> Learner:
         def state(params: Tree) -> Tree:
@@ -66,14 +70,13 @@ def a2c(config: A2C, setup: Setup) -> Algorithm:
         start = batches.map(
             lambda batch: (batch, ac.estimate(policy, learner.params, batch, config.discount, config.trace))
         )
-        mean, std = jnp.zeros(()), jnp.ones(())
-        if config.normalize_advantage:
-            mean, std = ac.spread(start, lambda lane: lane[1].advantage)
+        scaled = ac.standardizer(config.normalize_advantage, start, lambda lane: lane[1].advantage)
 
         def lane_gradient(lane: tuple[Batch, ac.Estimate]) -> tuple[Tree, Metrics]:
             batch, estimate = lane
-            advantage = (estimate.advantage - mean) / (std + 1e-8) if config.normalize_advantage else estimate.advantage
-            return jax.grad(loss, has_aux=True)(learner.params, batch, advantage, estimate.value_target)
+            return jax.grad(loss, has_aux=True)(
+                learner.params, batch, scaled(estimate.advantage), estimate.value_target
+            )
 
         gradient, metrics = start.mean(lane_gradient)
         learning_rate = ac.rate(config.learning_rate, config.schedule, learner.steps, setup.budget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -29,7 +30,9 @@ class ACKTR:
     schedule: Literal["linear", "constant"] = (
         "linear"  # of the policy's steps over the budget: linear (to zero) or constant
     )
-    kl_clip: Positive = 0.01  # no step of the policy changes it by more than this KL: by the factors, and as measured
+    kl_clip: Positive = (
+        0.01  # a step of the policy changes it by about this KL at most: by the factors, and as measured
+    )
     desired_kl: NonNegative = 0.0  # the learning rate follows the measured KL towards this; 0: it doesn't
     damping: Positive = 0.01  # added to the eigenvalues of the policy's Fisher blocks
     damping_form: Literal["added", "factored"] = (
@@ -99,7 +102,20 @@ def acktr_problems(config: ACKTR, lanes: int, rows: int) -> list[str]:
             f"algo.learning_rate ({config.learning_rate:g}) can't be above {kfac.LARGEST_RATE:g} where it follows"
             " algo.desired_kl."
         )
+    if config.desired_kl > config.kl_clip:
+        problems.append(
+            f"algo.desired_kl ({config.desired_kl:g}) can't be above algo.kl_clip ({config.kl_clip:g}), which no step"
+            " passes by much."
+        )
+    if config.desired_kl and config.schedule != "constant":
+        problems.append(
+            "algo.desired_kl needs algo.schedule=constant: the learning rate would go up as the schedule goes down."
+        )
     return problems
+
+
+def acktr_unread(config: ACKTR) -> dict[str, str]:
+    return {} if config.cold_updates else dict.fromkeys(("cold_rate", "max_gradient"), "algo.cold_updates=0")
 
 
 def acktr(config: ACKTR, setup: Setup) -> Algorithm:
@@ -119,11 +135,10 @@ def acktr(config: ACKTR, setup: Setup) -> Algorithm:
     def before(params: Tree, batch: Batch) -> Before:
         return Before(batch, ac.estimate(policy, params, batch, config.discount, config.trace))
 
-    def measure(params: Tree, mine: Before, mean: Array, std: Array, key: Key) -> Measured:
+    def measure(params: Tree, mine: Before, scaled: Callable[[Array], Array], key: Key) -> Measured:
         observation, action = ac.flat_rows((mine.batch.observation, mine.batch.action))
         advantage, target, _ = ac.flat_rows(mine.estimate)
-        if config.normalize_advantage:
-            advantage = (advantage - mean) / (std + 1e-8)
+        advantage = scaled(advantage)
         lane_key = jax.random.fold_in(key, mine.batch.lane)
 
         def heads(shifts: Tree) -> tuple[Metrics, tuple[Output, Tree]]:
@@ -265,8 +280,8 @@ def acktr(config: ACKTR, setup: Setup) -> Algorithm:
         learner, batches = ac.prepare(setup, learner, lanes)
         old = learner.optimizer
         start = batches.map(lambda batch: before(learner.params, batch))
-        mean, std = ac.spread(start, lambda mine: mine.estimate.advantage)
-        measured = start.map(lambda mine: measure(learner.params, mine, mean, std, key))
+        scaled = ac.standardizer(config.normalize_advantage, start, lambda mine: mine.estimate.advantage)
+        measured = start.map(lambda mine: measure(learner.params, mine, scaled, key))
         gradient, factors = measured.mean(lambda mine: (mine.gradient, mine.factors))
         share = ac.rate(1.0, config.schedule, learner.steps, setup.budget)
         params, actor, critic, size, condition = steps(learner, measured, gradient, factors, share)

@@ -174,6 +174,16 @@ def spread(
     return mean, jnp.sqrt(deviation)
 
 
+def standardizer(
+    wanted: bool, lanes: Lanes, values: Callable[[Any], Array], real: Callable[[Any], Array] | None = None
+) -> Callable[[Array], Array]:
+    """What takes such values to a mean of zero and a deviation of one; leaves them alone where that is not `wanted`."""
+    if not wanted:
+        return lambda value: value
+    mean, std = spread(lanes, values, real)
+    return lambda value: (value - mean) / (std + 1e-8)
+
+
 def explained_variance(target: Array, value: Array, real: Tree = ()) -> tuple[Array, Array, Array, Array]:
     """One lane's share of `explained`: first and second moments of the target and of what is left of it."""
     target, rest = target.astype(jnp.float64), (target - value).astype(jnp.float64)

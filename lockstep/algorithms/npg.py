@@ -93,8 +93,8 @@ def natural_gradient(config: Natural, setup: Setup, choose: Choose) -> Algorithm
         policy_key, value_key = jax.random.split(key)
         learner, batches = ac.prepare(setup, learner, lanes)
         rows = batches.map(lambda batch: before(learner.params, batch))
-        mean, std = ac.spread(rows, lambda mine: mine.advantage)
-        rows = rows.map(lambda mine: mine._replace(advantage=(mine.advantage - mean) / (std + 1e-8)))
+        scaled = ac.standardizer(True, rows, lambda mine: mine.advantage)
+        rows = rows.map(lambda mine: mine._replace(advantage=scaled(mine.advantage)))
         max_kl, learning_rate = (
             ac.rate(start, config.schedule, learner.steps, setup.budget)
             for start in (config.max_kl, config.learning_rate)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.proximal import Before, Carry, Proximal, Rows, repeated
 from lockstep.core import Algorithm, Array, Key, Lanes, Learner, Metrics, Tree
 from lockstep.ranges import Count, Natural, NonNegative, Positive, Share
+from lockstep.tracing import traced_once, zeros
 
 NEAR = 6 / 7  # of the way to a bound of the penalty the learning rate begins to help (Coady: beyond 30 of 35)
 
@@ -43,7 +44,7 @@ class PPOKL:
     epochs: Count = 10  # passes over an update's data
     minibatch: Natural = 64  # rows of one gradient step, drawn evenly from all lanes; 0: all of them
     learning_rate: Positive = 3e-4
-    schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: linear (to zero)
+    schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: to zero, or constant
     rate_by_width: bool = False  # divide each network's rate by the root of its second layer's width (Coady)
     adam_epsilon: Positive = 1e-5
     max_gradient: Positive = 0.5  # the gradient is scaled down to this norm
@@ -80,6 +81,11 @@ def ppo_kl_problems(config: PPOKL, lanes: int, rows: int) -> list[str]:
         problems.append(f"algo.value_minibatch ({config.value_minibatch}) must be a multiple of the {lanes} lanes.")
     if config.value_replay and config.value_coefficient:
         problems.append("algo.value_replay needs a value function that is fitted afterwards: algo.value_coefficient=0.")
+    if config.rate_by_width and config.value_coefficient:
+        problems.append(
+            "algo.rate_by_width needs a value function that is fitted afterwards, at a rate of its own:"
+            " algo.value_coefficient=0."
+        )
     if config.servo_factor <= 1:
         problems.append(
             f"algo.servo_factor ({config.servo_factor:g}) must be above 1: the penalty is multiplied by it."
@@ -94,6 +100,14 @@ def ppo_kl_problems(config: PPOKL, lanes: int, rows: int) -> list[str]:
             f" ({config.penalty_max:g})."
         )
     return problems
+
+
+def ppo_kl_unread(config: PPOKL) -> dict[str, str]:
+    unread = {} if config.cutoff_coefficient else {"cutoff": "algo.cutoff_coefficient=0"}
+    if config.value_coefficient:
+        why = f"algo.value_coefficient={config.value_coefficient:g}, which trains the value function in the same steps"
+        unread |= dict.fromkeys(("value_epochs", "value_minibatch", "value_learning_rate"), why)
+    return unread
 
 
 def servo(config: PPOKL, kl: Array, penalty: Array, multiplier: Array) -> tuple[Array, Array]:
@@ -164,23 +178,26 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
         rows, count = ac.real_first(mine, mine.real), mine.real.sum()
         return ac.chunk_mean(lambda part, real: gradients(params, part._replace(real=real)), rows, count)
 
-    def sweep(drawn: Lanes, carry: Carry, penalty: Array, learning_rate: Array) -> tuple[Carry, Metrics]:
+    def sweep(
+        drawn: Lanes, carry: Carry, penalty: Array, learning_rate: Array, minibatches: Array | int
+    ) -> tuple[Carry, Metrics]:
         def step(carry: Carry, number: Array) -> tuple[Carry, Metrics]:
-            def weight(mine: Rows) -> Array:
-                """By the rows of this minibatch; never nothing at all, for it may have drawn no row that counts."""
-                return jnp.maximum(ac.row(mine.real, number).sum(), 1e-30)
+            def part(mine: Rows) -> Rows:
+                """A lane's rows of this minibatch."""
+                if not proximal.windowed:
+                    return ac.row(mine, number)
+                return _window(mine, jnp.arange(setup.rows), number, minibatches, rows)
 
             params, state = carry
-            means = drawn.mean(
-                lambda mine: lane_gradients(params, ac.row(mine, number)), weight if setup.padded else None
-            )
+            weight = (lambda mine: part(mine).real.sum()) if setup.padded else None
+            means = drawn.mean(lambda mine: lane_gradients(params, part(mine)), weight)
             of_rest, of_kl, kl, metrics = means
             steepness = slope(config, penalty, kl)
             gradient = jax.tree.map(lambda a, b: a + steepness * b, of_rest, of_kl)
             after = ac.take_step(optimizer, learning_rate, gradient, params, state)
             return (after.params, after.state), {**metrics, "gradient_norm": optax.tree.norm(gradient)}
 
-        return _stepped(step, carry, setup.rows // rows)
+        return _stepped(step, carry, minibatches)
 
     def divergence(start: Lanes, params: Tree) -> Array:
         def kl(mine: tuple[Tree, Tree], real: Tree) -> Array:
@@ -200,6 +217,9 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
         learner, batches = ac.prepare(setup, learner, lanes)
         start = batches.map(lambda batch: proximal.before(learner.params, batch))
         state: State = learner.optimizer
+        minibatches: Array | int = setup.rows // rows
+        if proximal.windowed:
+            minibatches = _windows(batches.map(lambda batch: batch.real.sum()).all(), rows)
 
         def rate(initial: float, layers: Tree) -> Array:
             width = _middle_width(layers) if config.rate_by_width else 1
@@ -212,7 +232,7 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
                 start,
                 carry,
                 jax.random.fold_in(key, number),
-                lambda drawn, c: sweep(drawn, c, state.penalty, learning_rate * state.multiplier),
+                lambda drawn, c: sweep(drawn, c, state.penalty, learning_rate * state.multiplier, minibatches),
             )
             return carry, {**metrics, "stop_kl": divergence(start, carry[0]) if config.stop else jnp.zeros(())}
 
@@ -240,12 +260,28 @@ def ppo_kl(config: PPOKL, setup: Setup) -> Algorithm:
     return Algorithm(init, update)
 
 
-def _stepped(step: Callable[[Carry, Array], tuple[Carry, Metrics]], carry: Carry, count: int) -> tuple[Carry, Metrics]:
-    """`count` steps, and the metrics of each."""
-    if count > 1:
+def _stepped(
+    step: Callable[[Carry, Array], tuple[Carry, Metrics]], carry: Carry, count: Array | int
+) -> tuple[Carry, Metrics]:
+    """`count` steps, and the metrics of each; where only the program knows the count, their means as those of one."""
+    none = jnp.zeros((), jnp.int32)
+    if isinstance(count, int) and count > 1:
         return jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
-    carry, metrics = step(carry, jnp.zeros((), jnp.int32))
-    return carry, jax.tree.map(lambda leaf: leaf[None], metrics)
+    if isinstance(count, int):
+        carry, metrics = step(carry, none)
+        return carry, jax.tree.map(lambda leaf: leaf[None], metrics)
+    traced, (_, shapes) = traced_once(step, carry, none)
+
+    def more(number: Array, state: tuple[Carry, Metrics, Array]) -> tuple[Carry, Metrics, Array]:
+        carry, total, first_error = state
+        carry, metrics = traced(carry, number)
+        first_error = jnp.where(number == 0, metrics["ratio_error"], first_error)
+        return carry, jax.tree.map(jnp.add, total, metrics), first_error
+
+    start = carry, zeros(shapes), jnp.zeros((), jnp.float32)
+    carry, total, first_error = jax.lax.fori_loop(none, count.astype(jnp.int32), more, start)
+    means = jax.tree.map(lambda leaf: leaf[None] / count.astype(leaf.dtype), total)
+    return carry, {**means, "ratio_error": first_error[None]}
 
 
 def _middle_width(layers: Tree) -> int:
@@ -293,7 +329,7 @@ def _fit(
         )
     counts = data.map(lambda mine: mine[1].real.sum()).all()
     rows = config.value_minibatch // setup.lanes
-    minibatches = -(-counts.max() // rows)
+    minibatches = _windows(counts, rows)
 
     def loss(part: Tree, drawn: Replay) -> Array:
         value = setup.policy.value({**params, "value": part}, drawn.observation, ())
@@ -333,8 +369,13 @@ def _order(key: Key, mine: tuple[Array, Replay]) -> Array:
     return jnp.argsort(jnp.where(data.real, draws, 2.0))
 
 
-def _window(data: Replay, order: Array, number: Array, minibatches: Array, rows: int) -> Replay:
-    """A lane's share of a minibatch: of its n rows that count, those from n k/m up to n (k+1)/m."""
+def _windows(counts: Array, rows: int) -> Array:
+    """The minibatches that lanes with so many rows that count are shared out to: as many as the fullest lane needs."""
+    return -(-counts.max() // rows)
+
+
+def _window(data: Any, order: Array, number: Array, minibatches: Array | int, rows: int) -> Any:
+    """A lane's share of a minibatch: of its n rows that count, in this order, those from n k/m up to n (k+1)/m."""
     count = data.real.sum()
     places = count * number // minibatches + jnp.arange(rows)
     chosen = order[jnp.minimum(places, order.shape[0] - 1)]
@@ -342,5 +383,5 @@ def _window(data: Replay, order: Array, number: Array, minibatches: Array, rows:
     return drawn._replace(real=jnp.arange(rows) < _window_count(count, number, minibatches))
 
 
-def _window_count(count: Array, number: Array, minibatches: Array) -> Array:
+def _window_count(count: Array, number: Array, minibatches: Array | int) -> Array:
     return count * (number + 1) // minibatches - count * number // minibatches

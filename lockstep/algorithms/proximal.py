@@ -63,6 +63,11 @@ class Proximal(NamedTuple):
     rows: int
     shuffle: bool  # not needed where all rows are in one step
 
+    @property
+    def windowed(self) -> bool:
+        """Whether minibatches are windows of the rows that count, and only the program knows how many there are."""
+        return self.shuffle and self.setup.padded
+
     def evaluate(self, params: Tree, observation: Tree, action: Array) -> tuple[Output, Array]:
         output = self.setup.policy.evaluate(params, observation, ())
         return output, self.setup.policy.distribution.log_prob(output.distribution, action)
@@ -74,15 +79,14 @@ class Proximal(NamedTuple):
         output, log_prob = jax.tree.map(lambda leaf: leaf.reshape(self.setup.rows, *leaf.shape[2:]), outputs)
         return Before(batch, output, log_prob, self.estimate(params, batch))
 
-    def draw(self, mine: Before, epoch_key: Key, mean: Array, std: Array) -> Rows:
-        """A lane's rows in minibatches."""
-        now = mine.estimate
-        if self.config.normalize_advantage:
-            now = now._replace(advantage=(now.advantage - mean) / (std + 1e-8))
-        advantage, target, _ = ac.flat_rows(now)
+    def draw(self, mine: Before, epoch_key: Key, scaled: Callable[[Array], Array]) -> Rows:
+        """A lane's rows in minibatches; for windows, in one piece with those that count in front."""
+        advantage, target, _ = ac.flat_rows(mine.estimate)
         observation, action, real = ac.flat_rows((mine.batch.observation, mine.batch.action, mine.batch.real))
-        rows = Rows(observation, action, mine.log_prob, mine.output, advantage, target, real)
-        return ac.in_minibatches(ac.shuffled(rows, epoch_key, mine.batch.lane) if self.shuffle else rows, self.rows)
+        rows = Rows(observation, action, mine.log_prob, mine.output, scaled(advantage), target, real)
+        if self.shuffle:
+            rows = ac.shuffled(rows, epoch_key, mine.batch.lane)
+        return ac.real_first(rows, rows.real) if self.windowed else ac.in_minibatches(rows, self.rows)
 
     def epoch(self, start: Lanes, carry: Carry, key: Key, sweep: Sweep) -> tuple[Carry, Metrics]:
         """One pass over the data: advantages with the newest value function, then a sweep over the minibatches."""
@@ -90,8 +94,8 @@ class Proximal(NamedTuple):
         if self.config.recompute_advantages:
             now = start.map(lambda mine: mine._replace(estimate=self.estimate(params, mine.batch)))
         real = (lambda mine: mine.batch.real) if self.setup.padded else None
-        mean, std = ac.spread(now, lambda mine: mine.estimate.advantage, real)
-        carry, metrics = sweep(now.map(lambda mine: self.draw(mine, key, mean, std)), carry)
+        scaled = ac.standardizer(self.config.normalize_advantage, now, lambda mine: mine.estimate.advantage, real)
+        carry, metrics = sweep(now.map(lambda mine: self.draw(mine, key, scaled)), carry)
         first_ratio = metrics.pop("ratio_error")[0]
         return carry, {**{k: v.mean() for k, v in metrics.items()}, "first_ratio_error": first_ratio}
 

@@ -24,7 +24,7 @@ class Reinforce:
     baseline: Literal["none", "mean", "value"] = "value"  # what returns are compared with: nothing, the mean of all
     # returns so far, or the value function's guess
     learning_rate: Positive = 1e-3  # of the policy (Tianshou)
-    schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: linear (to zero)
+    schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: to zero, or constant
     adam_epsilon: Positive = 1e-8
     entropy: NonNegative = 0.0  # bonus for entropy
     max_gradient: Positive = 0.5  # the policy's gradient is scaled down to this norm
@@ -40,6 +40,11 @@ class State(NamedTuple):
 
 def reinforce_idle(config: Reinforce) -> str:
     return "" if config.baseline == "value" else "value"
+
+
+def reinforce_unread(config: Reinforce) -> dict[str, str]:
+    fitting = ("value_learning_rate", "value_steps")
+    return {} if config.baseline == "value" else dict.fromkeys(fitting, f"algo.baseline={config.baseline}")
 
 
 def outcome(config: Reinforce, setup: Setup, params: Tree, batch: Batch) -> Estimate:

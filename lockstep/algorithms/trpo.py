@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.algorithms.actor_critic import Setup
-from lockstep.algorithms.npg import Natural, natural_gradient
+from lockstep.algorithms.npg import Natural, natural_gradient, natural_problems
 from lockstep.core import Algorithm
 from lockstep.optim.natural import line_search
 from lockstep.ranges import Count, Share
@@ -17,6 +17,16 @@ class TRPO(Natural):
 
     backtracks: Count = 10  # lengths that are tried; when none is good, the policy stays
     shrink: Share = 0.8  # each length is this share of the one before
+
+
+def trpo_problems(config: TRPO, lanes: int, rows: int) -> list[str]:
+    """What is wrong with these numbers for so many lanes of `rows` steps."""
+    problems = natural_problems(config, lanes, rows)
+    if config.shrink in (0, 1):
+        problems.append(
+            f"algo.shrink ({config.shrink:g}) must lie between 0 and 1: every length is shorter than the last."
+        )
+    return problems
 
 
 def trpo(config: TRPO, setup: Setup) -> Algorithm:

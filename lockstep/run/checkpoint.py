@@ -35,6 +35,7 @@ class Checkpoint(NamedTuple):
     experiment: str  # the digest of the experiment it belongs to, whatever its budget
     machine: dict[str, Any]  # versions and numeric fingerprint
     exact: bool  # whether the promise of equal bits holds up to here
+    budget: int | None  # steps of the whole run, which schedules follow; None: written before this was kept
 
 
 class Damaged(FileFault):
@@ -66,6 +67,7 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
             "experiment": checkpoint.experiment,
             "machine": checkpoint.machine,
             "exact": checkpoint.exact,
+            "budget": checkpoint.budget,
             "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in files.items()},
         }
         content = json.dumps(manifest, indent=1).encode()
@@ -115,6 +117,7 @@ def read(path: Path) -> Checkpoint:
             str(manifest["experiment"]),
             dict(manifest["machine"]),
             bool(manifest["exact"]),
+            None if manifest.get("budget") is None else int(manifest["budget"]),
         )
     except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
         raise Damaged(f"checkpoint '{path}' is damaged: {type(error).__name__}: {error}.") from error

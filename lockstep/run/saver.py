@@ -34,7 +34,7 @@ class Saver:
         comm: Comm,
     ) -> None:
         self._path, self._watch, self._machine, self._exact = path, config.watch, machine, exact
-        self._experiment = config.experiment.digest
+        self._experiment, self._budget = config.experiment.digest, config.experiment.steps
         self._say, self._comm = say, comm
         self._failures = 0
         self._saved_at: int | None = None
@@ -57,7 +57,7 @@ class Saver:
 
     def _write(self, progress: Progress, learner: Learner, episodes: dict[str, np.ndarray], last: bool) -> bool:
         arrays = {name: np.asarray(leaf) for name, leaf in tree.paths(learner).items()}
-        state = Checkpoint(arrays, episodes, progress, self._experiment, self._machine, self._exact)
+        state = Checkpoint(arrays, episodes, progress, self._experiment, self._machine, self._exact, self._budget)
         try:
             checkpoint.write(self._path, state, self._watch.keep)
         except OSError as error:

@@ -143,7 +143,7 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     if checkpoint.listed(path):
         found, saved, notes = checkpoint.newest(path)
         refuse_another_experiment(path, config, found, saved)
-        doubts = _doubts(saved, machine.differences(saved.machine, now), steps, config.experiment)
+        doubts = _doubts(saved, machine.differences(saved.machine, now), config.experiment)
         start = start._replace(progress=saved.progress, saved=(found, saved), exact=not doubts)
     if steps is not None and start.progress.steps > steps:
         raise UsageError(f"--steps {steps}: the run is at {start.progress.steps} steps already.")
@@ -162,12 +162,18 @@ def refuse_another_experiment(run: Path, config: Config, found: Path, saved: Che
         raise FileFault(f"'{run / directory.CONFIG}' is not the experiment of '{found}': it was changed.")
 
 
-def _doubts(saved: Checkpoint, changed: list[str], steps: int | None, experiment: Experiment) -> list[str]:
+def had_another_schedule(saved: Checkpoint, experiment: Experiment) -> bool:
+    """Whether updates were made before this checkpoint by a schedule that followed another budget."""
+    followed = saved.progress.updates and experiment.algo.schedule != "constant"  # type: ignore[attr-defined]
+    return bool(followed) and saved.budget not in (None, experiment.steps)
+
+
+def _doubts(saved: Checkpoint, changed: list[str], experiment: Experiment) -> list[str]:
     """Why the bits of a run that was never stopped are not promised, if they aren't."""
     doubts = [] if saved.exact else ["the run has been continued before where bits may differ."]
     if changed:
         doubts.append(f"bits may differ from here on: {', '.join(changed)}.")
-    if steps is not None and experiment.algo.schedule != "constant":  # type: ignore[attr-defined]
+    if had_another_schedule(saved, experiment):
         doubts.append("another budget is another learning-rate schedule: not the run that config.toml alone gives.")
     return doubts
 

@@ -18,7 +18,7 @@ from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint, Damaged
 from lockstep.run.report import Screen, Update, read_metrics
-from lockstep.run.train import Start, refuse_another_experiment, rerun
+from lockstep.run.train import Start, had_another_schedule, refuse_another_experiment, rerun
 
 UNWATCHED = Watch(eval_every=0, checkpoint_every=10**15)
 
@@ -163,7 +163,7 @@ def _doubts(found: Evidence) -> str:
     witnesses = [*(saved for _, saved in found.kept), *found.newest]
     changes = {change: None for saved in witnesses for change in machine.differences(saved.machine, here)}
     doubts = [f"bits may differ from the run's: {', '.join(changes)}."] if changes else []
-    if not all(saved.exact for saved in witnesses):
+    if any(not saved.exact or had_another_schedule(saved, found.config.experiment) for saved in witnesses):
         doubts.append("the run was once continued where bits may differ: on another machine or with another budget.")
     return " ".join(doubts)
 

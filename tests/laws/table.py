@@ -31,11 +31,13 @@ CASES: dict[str, dict[str, Any]] = {  # an algorithm, and after a plus another w
     "reinforce": {**EPISODES, "algo.value_steps": 2},
     "acktr": {"algo.value_steps": 2, "algo.cold_updates": 1, "algo.decompose_every": 2},
     "ppo-kl+minibatches": {"algo.epochs": 2, "algo.minibatch": 64},
+    "ppo-kl+windows": {**EPISODES, "algo.epochs": 2, "algo.minibatch": 64},
     "a2c+adam": {"algo.optimizer": "adam", "algo.normalize_advantage": True, "algo.entropy": 0.01},
     "reinforce+mean": {**EPISODES, "algo.baseline": "mean"},
     "reinforce+none": {**EPISODES, "algo.baseline": "none"},
     "acktr+sampled": {
         **{"algo.fisher": "sampled", "algo.damping_form": "factored", "algo.desired_kl": 0.01},
+        **{"algo.schedule": "constant"},
         **{"algo.cold_updates": 1, "algo.entropy": 0.01},
     },
 }
@@ -63,4 +65,5 @@ def algorithm_of(case: str) -> str:
 
 def settings(updates: int, case: str = "ppo", **changes: Any) -> dict[str, Any]:
     """The small experiment over so many updates."""
-    return {**SMALL, **CASES[case], "steps": BATCH * updates, **changes}
+    chosen = {**SMALL, **CASES[case], "steps": BATCH * updates, **changes}
+    return {key: value for key, value in chosen.items() if key != "collect.steps" or "collect.episodes" not in chosen}

@@ -141,6 +141,34 @@ def test_a_changed_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     assert "it was changed" in capsys.readouterr().err
 
 
+def test_another_budget_is_told_by_what_was_trained_not_by_what_was_typed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed between its new config.toml and its next checkpoint leaves what is written here by hand."""
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    assert main(["resume", str(done.path), "--steps", str(2 * BATCH), "--strict"]) == 0
+    assert "another budget" not in capfd.readouterr().err
+    file = done.path / "config.toml"
+    file.write_text(file.read_text().replace(f"steps = {2 * BATCH}", f"steps = {3 * BATCH}"))
+    assert main(["verify", str(done.path)]) == 4
+    assert "with another budget" in capfd.readouterr().err
+    assert main(["resume", str(done.path), "--strict"]) == 5
+    assert "--strict: another budget is another learning-rate schedule" in capfd.readouterr().err
+    assert main(["resume", str(done.path)]) == 0
+    assert "another budget is another learning-rate schedule" in capfd.readouterr().err
+    assert not newest(done.path)[1].exact
+
+
+def test_another_budget_from_the_very_start_is_just_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    for later in listed(done.path)[1:]:
+        shutil.rmtree(later)
+    assert main(["resume", str(done.path), "--steps", str(BATCH), "--strict"]) == 0
+    whole = lockstep.train("Pendulum-v1", logdir=tmp_path, name="whole", settings=settings(1))
+    assert newest(done.path)[1].exact
+    assert whole.digest in capfd.readouterr().out
+
+
 def test_the_best_checkpoint_survives_whatever_was_kept(tmp_path: Path) -> None:
     """It is remembered in every later checkpoint, so no kill between two files can lose it."""
     watched = {"watch.eval_every": 256, "watch.eval_episodes": 1, "watch.keep": 1, "watch.checkpoint_every": 256}

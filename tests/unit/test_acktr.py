@@ -357,7 +357,8 @@ def test_the_entropy_bonus_adds_the_gradient_of_the_entropy() -> None:
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_reported() -> None:
-    run, data = make("gaussian"), trajectories("gaussian")
+    """Also the servo's learning rate stays as it was."""
+    run, data = make("gaussian", desired_kl=0.01, cold_updates=1), trajectories("gaussian")
     learner, fine = run(run.learner, data)
     new, metrics = run(learner, data._replace(reward=np.full_like(data.reward, 1e38)))
     assert (fine["skipped"], metrics["skipped"], metrics["step_size"]) == (0, 1, 0)
@@ -398,8 +399,12 @@ def test_a_cold_step_is_no_longer_than_the_largest_gradient_says() -> None:
 
 def test_settings_that_do_not_go_together_are_named() -> None:
     assert acktr_problems(ACKTR(learning_rate=5.0), 4, 512) == []
-    told = acktr_problems(ACKTR(momentum=1.0, learning_rate=5.0, desired_kl=0.01), 4, 512)
-    assert [problem.split()[0] for problem in told] == ["algo.momentum", "algo.learning_rate"]
+    told = acktr_problems(ACKTR(momentum=1.0, learning_rate=5.0, desired_kl=0.02), 4, 512)
+    first = [problem.split()[0] for problem in told]
+    assert first == ["algo.momentum", "algo.learning_rate", "algo.desired_kl", "algo.desired_kl"]
+    assert "above algo.kl_clip (0.01)" in told[2]
+    assert "algo.schedule=constant" in told[3]
+    assert acktr_problems(ACKTR(desired_kl=0.01, schedule="constant"), 4, 512) == []
 
 
 def test_the_schedule_shortens_steps_to_nothing_at_the_end_of_the_budget() -> None:

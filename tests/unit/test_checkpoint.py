@@ -30,7 +30,7 @@ ODD = np.array(ODD_BITS, np.uint32).view(np.float32)
 def at(steps: int, learner: dict[str, np.ndarray] | None = None, best_steps: int | None = None) -> Checkpoint:
     learner = {"params/w": np.float32([1, 2, 3])} if learner is None else learner
     progress = Progress(steps=steps, seconds=0.1, best_steps=best_steps)
-    return Checkpoint(learner, {"length": np.int64([4, 0])}, progress, "e", {"cpu": "x"}, True)
+    return Checkpoint(learner, {"length": np.int64([4, 0])}, progress, "e", {"cpu": "x"}, True, 9)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -49,19 +49,25 @@ LEAVES = arrays.arrays(
 )
 
 
-@given(st.dictionaries(st.text(min_size=1, alphabet="ab/é"), LEAVES), LEAVES, st.floats(), st.booleans())
+@given(
+    st.dictionaries(st.text(min_size=1, alphabet="ab/é"), LEAVES),
+    LEAVES,
+    st.floats(),
+    st.booleans(),
+    st.sampled_from([None, 7]),
+)
 def test_what_is_written_is_read_bit_for_bit(
-    learner: dict[str, np.ndarray], episode: np.ndarray, number: float, exact: bool
+    learner: dict[str, np.ndarray], episode: np.ndarray, number: float, exact: bool, budget: int | None
 ) -> None:
     learner = learner | {"odd": ODD}
     progress = Progress(steps=7, recent=((number, 3),), best=-0.0, best_steps=2)
-    saved = Checkpoint(learner, {"actions": episode}, progress, "é", {"é": [1, None]}, exact)
+    saved = Checkpoint(learner, {"actions": episode}, progress, "é", {"é": [1, None]}, exact, budget)
     with tempfile.TemporaryDirectory() as run:
         found = read(write(Path(run), saved, keep=1))
     assert same(found.learner, learner)
     assert same(found.episodes, {"actions": episode})
     assert repr(found.progress) == repr(progress)
-    assert (found.experiment, found.machine, found.exact) == ("é", {"é": [1, None]}, exact)
+    assert (found.experiment, found.machine, found.exact, found.budget) == ("é", {"é": [1, None]}, exact, budget)
 
 
 VIEWS = {
@@ -247,7 +253,7 @@ for line in sys.stdin:  # the step from which the next life counts
         os.write(1, f"{os.getpid()}\\n".encode())
         for steps in range(int(line), 10**9):
             leaf = np.full(20_000, steps, np.float32)
-            write(Path(sys.argv[1]), Checkpoint({"w": leaf}, {}, Progress(steps=steps), "", {}, True), keep=1)
+            write(Path(sys.argv[1]), Checkpoint({"w": leaf}, {}, Progress(steps=steps), "", {}, True, None), keep=1)
             os.write(1, f"{steps}\\n".encode())
     os.waitpid(child, 0)
     os.write(1, b"dead\\n")

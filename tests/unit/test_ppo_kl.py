@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lockstep import tree
 from lockstep.algorithms import actor_critic as ac
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.algorithms.ppo_kl import PPOKL, Replay, _order, _window, ppo_kl, ppo_kl_problems, servo, slope
@@ -104,6 +105,8 @@ def test_settings_that_do_not_go_together_are_named() -> None:
     senseless = PPOKL(servo_factor=0.5, servo_low=3.0, penalty=40.0)
     told = [problem.split()[0] for problem in ppo_kl_problems(senseless, 4, 512)]
     assert told == ["algo.servo_factor", "algo.servo_low", "algo.penalty"]
+    (problem,) = ppo_kl_problems(PPOKL(rate_by_width=True), 4, 512)
+    assert "algo.value_coefficient=0" in problem
     (problem,) = ppo_kl_problems(PPOKL(penalty_max=0.5), 4, 512)
     assert "algo.penalty_max (0.5)" in problem
 
@@ -170,13 +173,18 @@ def loss(config: PPOKL, penalty: float, start: Weights, rows: Rows, weights: Wei
 
 
 def minibatches(config: PPOKL, real: np.ndarray, key: Any) -> list[np.ndarray]:
-    """Which rows that count are in each of an epoch's steps; every lane draws in an order of its own."""
+    """Which rows that count are in each of an epoch's steps; every lane shares its own out, in an order of its own."""
     if not config.minibatch:
         return [real]
     lanes, rows = real.shape
-    orders = [jax.random.permutation(jax.random.fold_in(key, lane), rows) for lane in range(lanes)]
-    parts = np.split(np.stack(orders), rows * lanes // config.minibatch, axis=1)
-    return [real & (np.arange(rows) == part[:, :, None]).any(1) for part in parts]
+    orders = [np.asarray(jax.random.permutation(jax.random.fold_in(key, lane), rows)) for lane in range(lanes)]
+    counting = [order[real[lane][order]] for lane, order in enumerate(orders)]
+    steps = int(np.ceil(max(map(len, counting)) / (config.minibatch // lanes)))
+    chosen = np.zeros((steps, lanes, rows), bool)
+    for lane, order in enumerate(counting):
+        for k in range(steps):
+            chosen[k, lane, order[len(order) * k // steps : len(order) * (k + 1) // steps]] = True
+    return list(chosen)
 
 
 def improved(
@@ -321,14 +329,17 @@ def test_updates_are_those_that_numpy_makes(case: str) -> None:
         assert {name: float(number) for name, number in metrics.items()} == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_a_minibatch_without_any_row_that_counts_does_no_harm() -> None:
-    """A single step in one lane: one of the two minibatches is nothing but padding."""
+def test_padding_is_no_gradient_step() -> None:
+    """A single step in one lane, which fills less than half of what is padded: an epoch is one step on that row."""
     (learner, update), real = made("minibatches"), np.zeros((3, 6, 2), bool)
     real[1, 0, 0] = True
     data = linear.whole_episodes()._replace(real=real, terminated=real)
     new, metrics = update(learner, data)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((new.params, new.optimizer, metrics["kl"])))
+    assert int(new.optimizer.adam[1].count) == CASES["minibatches"].epochs
     assert float(metrics["kl"]) > 0
+    other, told = update(learner, data, 1)
+    assert tree.digest(other) == tree.digest(new), "whichever way rows are drawn, there is one"
+    assert told["value_loss"] == metrics["value_loss"] > 0
 
 
 def test_each_networks_rate_is_divided_by_the_root_of_its_second_layers_width() -> None:

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from lockstep import tree
 from lockstep.algorithms import actor_critic as ac
 from lockstep.algorithms.npg import NPG, Natural, _some, natural_problems, npg
-from lockstep.algorithms.trpo import TRPO, trpo
+from lockstep.algorithms.trpo import TRPO, trpo, trpo_problems
 from lockstep.core import Algorithm, Learner, Metrics, Trajectory
 from lockstep.parallel.lanes import LaneBlock
 from tests import linear
@@ -229,6 +229,10 @@ def test_numbers_that_do_not_fit_are_told_what_does() -> None:
     assert problem == "algo.value_minibatch (100) must be drawn evenly from 4 lanes of 512 steps. Try 64 or 128."
     (problem,) = natural_problems(NPG(value_minibatch=64, fisher_every=17), lanes=4, rows=16)
     assert problem == "algo.fisher_every (17) leaves none of a lane's 16 steps."
+    for same in (0.0, 1.0):
+        (problem,) = trpo_problems(TRPO(shrink=same), lanes=4, rows=512)
+        assert problem.startswith(f"algo.shrink ({same:g}) must lie between 0 and 1")
+    assert len(trpo_problems(TRPO(value_minibatch=100, shrink=1.0), lanes=4, rows=512)) == 2
 
 
 def test_an_update_compiles_once() -> None:
