@@ -36,6 +36,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
         (Env("HalfCheetah-v5", time_limit=25), lambda a: np.clip(a, -1, 1)),
         (Env("Swimmer-v5", time_limit=25), lambda a: np.clip(a, -1, 1)),
         (Env("InvertedPendulum-v5"), lambda a: 3 * np.clip(a, -1, 1)),
+        (Env("Ant-v5", time_limit=25), lambda a: np.clip(a, -1, 1)),
+        (Env("Humanoid-v5"), lambda a: np.float32(0.4) * np.clip(a, -1, 1)),
         (Env("Reacher-v5"), lambda a: np.clip(a, -1, 1)),
     ],
 )
