@@ -144,8 +144,9 @@ digest on the same package versions and kind of CPU. One run is `lockstep train 
 `lockstep evaluate RUN --episodes {EPISODES}`; `python -m benchmarks.learning --write` makes all of it, and
 `python -m benchmarks.learning PRESET --algo ALGO --write` one row. An update is whole, so a run makes up to one update
 more than its budget. The kind of CPU is told by the fingerprint of its arithmetic (`kernels` in a run's manifests):
-`2879f44c` is an Intel Xeon with AVX-512, where `lockstep train pendulum --steps 20000 --seed 3` has the digest
-`5885b7c7f01b`; on the first kind, of rows made before this was kept, it has `7cb333842cf5`.
+`b9160d27` is an AMD EPYC with AVX2, where `lockstep train pendulum --steps 20000 --seed 3` has the digest
+`7cb333842cf5`, as on the first kind, of rows made before this was kept; `2879f44c` is an Intel Xeon with AVX-512, where
+it has `5885b7c7f01b`.
 """
     ]
     for algo in BARS:

@@ -21,9 +21,7 @@ FEW = 4  # simulations for which it does not pay to wake one more thread
 
 Bind = Callable[[str], np.ndarray]  # a field of MuJoCo's data -> that of all simulations, which every step renews
 Place = Callable[[], np.ndarray]  # where each is along the way, [N]
-Told = Callable[
-    [np.ndarray, np.ndarray, Step], None
-]  # velocities and actions -> written: what a step gave, but truncation
+Told = Callable[[np.ndarray, np.ndarray, Step], None]  # speeds, actions -> written: all that a step gave but truncation
 Healthy = Callable[[Any, np.ndarray, np.ndarray], np.ndarray]  # environment, positions and velocities -> [N]
 
 
@@ -177,7 +175,9 @@ class Separate:
             self._advance(which, frames)
         else:
             shares = [which[k :: self.nthread] for k in range(self.nthread)]
-            for done in wait([self._pool.submit(self._advance, share, frames) for share in shares]).done:
+            running = [self._pool.submit(self._advance, share, frames) for share in shares]
+            wait(running)
+            for done in running:
                 done.result()
 
     def _advance(self, which: Sequence[int], frames: int) -> None:

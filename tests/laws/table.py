@@ -42,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {  # an algorithm, and after a plus another w
     },
 }
 BATCH = 256  # environment steps of one update of these
-ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5")
+ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Ant-v5", "Hopper-v5")
 
 EVERYTHING = [(env, case) for env in ENVIRONMENTS for case in CASES if case in REGISTRY or env == ENVIRONMENTS[-1]]
 
