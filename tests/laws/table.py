@@ -42,16 +42,13 @@ CASES: dict[str, dict[str, Any]] = {  # an algorithm, and after a plus another w
     },
 }
 BATCH = 256  # environment steps of one update of these
-ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Ant-v5", "Hopper-v5")
+ENVIRONMENTS = ("Pendulum-v1", "CartPole-v1", "Hopper-v5", "Ant-v5")
 
-EVERYTHING = [(env, case) for env in ENVIRONMENTS for case in CASES if case in REGISTRY or env == ENVIRONMENTS[-1]]
+EVERYTHING = [(env, case) for env in ENVIRONMENTS for case in CASES if case in REGISTRY or env == "Hopper-v5"]
 
-# PPO everywhere, each of the others on one environment in turn: what there is time for at every change.
+# PPO everywhere, each of the others on one of the quicker three in turn: what there is time for at every change.
 SOME = [
-    (env, algo)
-    for i, algo in enumerate(REGISTRY)
-    for j, env in enumerate(ENVIRONMENTS)
-    if algo == "ppo" or i % len(ENVIRONMENTS) == j
+    (env, algo) for i, algo in enumerate(REGISTRY) for j, env in enumerate(ENVIRONMENTS) if algo == "ppo" or i % 3 == j
 ]
 
 FEW = [(env, "ppo") for env in ENVIRONMENTS]  # where more processes than cores work on every update
