@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.errors import UsageError, nearest
@@ -66,12 +66,27 @@ def assign(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def merged(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `more` laid over it, table by table."""
+    """`base` with the values of `more` laid over it, table by table.
+
+    A value that stands where a table belongs is not hidden by one, so that `build` names it.
+    """
     out = dict(base)
     for name, value in more.items():
         old = out.get(name)
-        out[name] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        if isinstance(value, dict) and old is not None:
+            out[name] = merged(old, value) if isinstance(old, dict) else old
+        else:
+            out[name] = value
     return out
+
+
+def leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The dotted name and value of every setting, however tables were nested. An empty table counts as a value."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        table = isinstance(value, dict) and value
+        found |= leaves(value, f"{prefix}{name}.") if table else {f"{prefix}{name}": value}
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -135,6 +150,19 @@ def _scalar(hint: Any, value: Any, path: str, problems: list[str], allowed: Rang
             dict: "a table",
         }
         problems.append(f"'{path}' must be {names[hint]}, not {value!r}.")
+    elif hint is dict:
+        problems += [
+            f"'{path}.{name}' must be a number, text, true or false, or a list or table of these, not {given!r}."
+            for name, given in value.items()
+            if not _in_toml(given)
+        ]
     elif allowed is not None and value not in allowed:
         problems.append(f"'{path}' must be {allowed}, not {value!r}.")
     return value
+
+
+def _in_toml(value: Any) -> bool:
+    """Whether config.toml can hold it, and give the same back."""
+    if isinstance(value, list | dict):
+        return all(map(_in_toml, value.values() if isinstance(value, dict) else value))
+    return type(value) in (bool, int, float, str)

@@ -113,12 +113,12 @@ class Config:
 
 
 def from_dict(data: dict[str, Any]) -> Config:
-    """A checked configuration; UsageError lists what is wrong with it."""
+    """A configuration, not yet `checked`; UsageError lists what is wrong with single values."""
     try:
         built: Config = config.build(Config, data, _choose)
     except UsageError as error:  # in a user's words the experiment's settings have no prefix
         raise UsageError(re.sub(r"(?<=[ '])experiment\.", "", str(error))) from None
-    return checked(built)
+    return built
 
 
 def checked(settings: Config) -> Config:
@@ -160,18 +160,21 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
         data = _preset(name, algo)
     else:
         data = _plain_environment(name)
-    if algo is not None and algo != _algorithm_in(data):  # the numbers of another are none of its
-        data = config.assign(config.assign(data, "experiment.algo", None), "experiment.algo.name", algo)
-    data = config.merged({"experiment": dict(REGISTRY[_algorithm_in(data)].defaults)}, data)
-    for key, value in (settings or {}).items():
+    if algo is not None and algo != _named(_algo_in(data)):
+        if _algo_in(data):  # the numbers of another are none of its
+            data = config.assign(data, "experiment.algo", None)
+        data = config.assign(data, "experiment.algo.name", algo)
+    data = config.merged({"experiment": dict(REGISTRY[_named(_algo_in(data))].defaults)}, data)
+    typed = config.leaves(settings or {})
+    for key, value in typed.items():
         if key == "algo.name":  # the preset's numbers of another algorithm would stay
             raise UsageError(f"algo.name is not a setting: say --algo {value}, or algo={value!r} in Python.")
         group = key.split(".")[0]
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
-    resolved = from_dict(data)
+    resolved = checked(from_dict(data))
     check_id(resolved.experiment.env.id)
     unread = _unread(resolved.experiment)
-    if ignored := [f"{key} has no effect with {unread[key]}." for key in settings or {} if key in unread]:
+    if ignored := [f"{key} has no effect with {unread[key]}." for key in typed if key in unread]:
         raise UsageError("\n".join(ignored))
     return resolved
 
@@ -227,18 +230,25 @@ def _named(algo: dict[str, Any]) -> str:
     return name
 
 
-def _algorithm_in(data: dict[str, Any]) -> str:
-    """The algorithm that a configuration is for. Tables that are none are told of later."""
+def _algo_in(data: dict[str, Any]) -> dict[str, Any]:
+    """The table `algo` of a configuration. Tables that are none are told of later."""
     experiment = data.get("experiment")
     algo = experiment.get("algo") if isinstance(experiment, dict) else None
-    return _named(algo if isinstance(algo, dict) else {})
+    return algo if isinstance(algo, dict) else {}
 
 
 def _unread(experiment: Experiment) -> dict[str, str]:
     """The settings that are not read, each with the one that makes it so: whoever types them means something."""
-    of_algo = REGISTRY[algorithm_name(experiment.algo)].unread(experiment.algo)
-    whole = {"collect.steps": f"collect.episodes={experiment.collect.episodes}"} if experiment.collect.episodes else {}
-    return {**{f"algo.{name}": why for name, why in of_algo.items()}, **whole}
+    entry, normalize = REGISTRY[algorithm_name(experiment.algo)], experiment.normalize
+    unread = {f"algo.{name}": why for name, why in entry.unread(experiment.algo).items()}
+    if experiment.collect.episodes:
+        unread["collect.steps"] = f"collect.episodes={experiment.collect.episodes}"
+    if not normalize.observation:
+        scales = ("normalize.observation_clip", "normalize.observation_floor")
+        unread |= dict.fromkeys(scales, "normalize.observation=false")
+    if not normalize.reward:
+        unread["normalize.reward_clip"] = "normalize.reward=false"
+    return unread
 
 
 def _cross_problems(settings: Config) -> list[str]:

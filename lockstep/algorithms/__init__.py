@@ -12,10 +12,10 @@ from lockstep.algorithms.a2c import A2C, a2c, a2c_idle, a2c_unread
 from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems, acktr_unread
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.algorithms.npg import NPG, natural_problems, npg
-from lockstep.algorithms.ppo import PPO, ppo, ppo_idle, ppo_problems
+from lockstep.algorithms.ppo import PPO, ppo, ppo_idle, ppo_problems, ppo_unread
 from lockstep.algorithms.ppo_kl import PPOKL, ppo_kl, ppo_kl_problems, ppo_kl_unread
 from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle, reinforce_unread
-from lockstep.algorithms.trpo import TRPO, trpo, trpo_problems
+from lockstep.algorithms.trpo import TRPO, trpo, trpo_problems, trpo_unread
 from lockstep.core import Algorithm
 
 
@@ -30,9 +30,9 @@ class Entry(NamedTuple):
 
 
 REGISTRY: dict[str, Entry] = {
-    "ppo": Entry(PPO, ppo, ppo_problems, idle=ppo_idle),
+    "ppo": Entry(PPO, ppo, ppo_problems, idle=ppo_idle, unread=ppo_unread),
     "ppo-kl": Entry(PPOKL, ppo_kl, ppo_kl_problems, collects=("steps", "episodes"), unread=ppo_kl_unread),
-    "trpo": Entry(TRPO, trpo, trpo_problems),
+    "trpo": Entry(TRPO, trpo, trpo_problems, unread=trpo_unread),
     "npg": Entry(NPG, npg, natural_problems),
     "acktr": Entry(ACKTR, acktr, acktr_problems, unread=acktr_unread),
     "a2c": Entry(A2C, a2c, defaults={"collect": {"steps": 5}}, idle=a2c_idle, unread=a2c_unread),

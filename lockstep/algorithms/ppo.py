@@ -48,6 +48,12 @@ def ppo_idle(config: PPO) -> str:
     return "" if config.value_coefficient else "value"
 
 
+def ppo_unread(config: PPO) -> dict[str, str]:
+    """Without a loss of its own the value function stays as it began."""
+    unmoved = ("value_clip", "recompute_advantages")
+    return {} if config.value_coefficient else dict.fromkeys(unmoved, "algo.value_coefficient=0")
+
+
 def ppo(config: PPO, setup: Setup) -> Algorithm:
     policy, distribution = setup.policy, setup.policy.distribution
     rows = config.minibatch // setup.lanes

@@ -106,8 +106,9 @@ def ppo_kl_unread(config: PPOKL) -> dict[str, str]:
     unread = {} if config.cutoff_coefficient else {"cutoff": "algo.cutoff_coefficient=0"}
     if config.value_coefficient:
         why = f"algo.value_coefficient={config.value_coefficient:g}, which trains the value function in the same steps"
-        unread |= dict.fromkeys(("value_epochs", "value_minibatch", "value_learning_rate"), why)
-    return unread
+        return unread | dict.fromkeys(("value_epochs", "value_minibatch", "value_learning_rate"), why)
+    why = "algo.value_coefficient=0, which fits the value function after all epochs"
+    return unread | {"recompute_advantages": why}
 
 
 def servo(config: PPOKL, kl: Array, penalty: Array, multiplier: Array) -> tuple[Array, Array]:

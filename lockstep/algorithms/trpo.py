@@ -29,6 +29,10 @@ def trpo_problems(config: TRPO, lanes: int, rows: int) -> list[str]:
     return problems
 
 
+def trpo_unread(config: TRPO) -> dict[str, str]:
+    return {"shrink": "algo.backtracks=1"} if config.backtracks == 1 else {}
+
+
 def trpo(config: TRPO, setup: Setup) -> Algorithm:
     return natural_gradient(
         config, setup, lambda attempt, max_kl: line_search(attempt, max_kl, config.shrink, config.backtracks)

@@ -142,6 +142,8 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     doubts: list[str] = []
     if checkpoint.listed(path):
         found, saved, notes = checkpoint.newest(path)
+        if saved.budget is None:
+            saved = saved._replace(budget=directory.read_config(path).experiment.steps)
         refuse_another_experiment(path, config, found, saved)
         doubts = _doubts(saved, machine.differences(saved.machine, now), config.experiment)
         start = start._replace(progress=saved.progress, saved=(found, saved), exact=not doubts)

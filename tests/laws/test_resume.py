@@ -8,11 +8,13 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lockstep
 from lockstep.cli import main
-from lockstep.run.checkpoint import listed, newest
+from lockstep.errors import UsageError
+from lockstep.run.checkpoint import listed, newest, write
 from lockstep.run.train import resume
 from tests.laws.process import digest_in, options, rows, run, start_and_wait
 from tests.laws.table import BATCH, every_algorithm, settings
@@ -157,6 +159,25 @@ def test_another_budget_is_told_by_what_was_trained_not_by_what_was_typed(
     assert main(["resume", str(done.path)]) == 0
     assert "another budget is another learning-rate schedule" in capfd.readouterr().err
     assert not newest(done.path)[1].exact
+
+
+def test_a_checkpoint_from_before_budgets_were_kept_followed_that_of_its_configuration(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    write(done.path, newest(done.path)[1]._replace(budget=None), keep=3)
+    assert main(["resume", str(done.path), "--steps", str(3 * BATCH), "--strict"]) == 5
+    assert "--strict: another budget is another learning-rate schedule" in capfd.readouterr().err
+    assert main(["resume", str(done.path), "--strict"]) == 0
+
+
+def test_a_finished_run_is_of_use_whatever_is_refused_by_now(tmp_path: Path) -> None:
+    done = lockstep.train("Pendulum-v1", "trpo", logdir=tmp_path, name="run", settings=settings(2, "trpo"))
+    file = done.path / "config.toml"
+    file.write_text(file.read_text().replace("shrink = 0.8", "shrink = 1.0"))
+    assert lockstep.load(done.path).act(np.zeros(3, np.float32)).shape == (1,)
+    with pytest.raises(UsageError, match=r"algo\.shrink \(1\) must lie between 0 and 1"):
+        lockstep.resume(done.path)
 
 
 def test_another_budget_from_the_very_start_is_just_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

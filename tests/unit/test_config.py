@@ -162,7 +162,7 @@ def test_a_setting_without_key_or_value_is_refused(text: str) -> None:
 def test_tables_are_laid_over_each_other_and_stay_as_they_were() -> None:
     base = {"a": 1, "t": {"x": 1, "y": 2}}
     assert config.merged(base, {"t": {"y": 3, "z": 4}}) == {"a": 1, "t": {"x": 1, "y": 3, "z": 4}}
-    assert config.merged(base, {"t": 5, "a": {"n": 0}}) == {"a": {"n": 0}, "t": 5}
+    assert config.merged(base, {"t": 5, "a": {"n": 0}}) == {"a": 1, "t": 5}, "no table hides a value"
     assert config.assign(base, "t.y", 7) == {"a": 1, "t": {"x": 1, "y": 7}}
     assert config.assign(base, "u.v.w", 7) == {**base, "u": {"v": {"w": 7}}}
     assert base == {"a": 1, "t": {"x": 1, "y": 2}}

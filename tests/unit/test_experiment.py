@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+import lockstep
 from lockstep.algorithms import REGISTRY
-from lockstep.config import parse
+from lockstep.config import assign, parse
 from lockstep.errors import UsageError
-from lockstep.experiment import Experiment, algorithm_name, preset_for, preset_names, resolve
+from lockstep.experiment import Experiment, algorithm_name, from_dict, preset_for, preset_names, resolve, to_dict
 
 
 @pytest.mark.parametrize("algo", REGISTRY)
@@ -50,12 +51,35 @@ def test_a_files_numbers_are_those_of_the_algorithm_it_names(tmp_path: Path) -> 
     assert other == resolve("Pendulum-v1", "ppo", {"seed": 7}).experiment
 
 
+@pytest.mark.parametrize("algo", [None, "trpo"])
+@pytest.mark.parametrize("typed", [{}, {"algo.discount": 0.9}])
 @pytest.mark.parametrize("text", ["experiment = 3", "experiment = { algo = 3 }"])
-def test_a_file_whose_tables_are_none_is_told_so(tmp_path: Path, text: str) -> None:
+def test_a_file_whose_tables_are_none_is_told_so(
+    tmp_path: Path, text: str, typed: dict[str, float], algo: str | None
+) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match="is a group of settings, not 3"):
-        resolve(str(file))
+        resolve(str(file), algo, typed)
+
+
+def test_a_value_in_place_of_a_table_is_told_whatever_else_was_typed() -> None:
+    """It was swallowed by a second setting of that table, and Pendulum was trained."""
+    with pytest.raises(UsageError, match=r"^'env' is a group of settings, not 'Hopper-v5'\.$"):
+        resolve("halfcheetah", settings={"env": "Hopper-v5", "env.time_limit": 100})
+
+
+def test_what_gymnasium_is_told_of_the_time_limit_counts() -> None:
+    longer = {"env.kwargs.max_episode_steps": 2000}
+    assert resolve("CartPole-v1", "reinforce", longer).experiment.length == 2000
+    with pytest.raises(UsageError, match="has no time limit"):
+        resolve("CartPole-v1", "reinforce", {"env.kwargs.max_episode_steps": -1})
+
+
+@pytest.mark.parametrize("given", [None, {"inner": [1, None]}, object])
+def test_what_config_toml_cannot_hold_is_refused(given: object) -> None:
+    with pytest.raises(UsageError, match=r"^'env\.kwargs\.camera' must be a number, text, .* not "):
+        resolve("CartPole-v1", settings={"env.kwargs": {"camera": given, "fine": {"also": [1, "two", 3.0, True]}}})
 
 
 UNREAD = [  # algorithm, a setting and its value; a setting with which that does nothing, and one with which it does
@@ -68,7 +92,14 @@ UNREAD = [  # algorithm, a setting and its value; a setting with which that does
     ("reinforce", "algo.value_learning_rate=0.1", "algo.baseline=none", "algo.baseline=value"),
     ("acktr", "algo.cold_rate=0.1", "algo.cold_updates=0", "algo.cold_updates=1"),
     ("acktr", "algo.max_gradient=4", "algo.cold_updates=0", "algo.cold_updates=1"),
+    ("ppo-kl", "algo.recompute_advantages=false", "algo.value_coefficient=0", "algo.value_coefficient=0.5"),
     ("ppo-kl", "collect.steps=64", "collect.episodes=2", "collect.episodes=0"),
+    ("ppo", "algo.value_clip=0.2", "algo.value_coefficient=0", "algo.value_coefficient=0.25"),
+    ("ppo", "algo.recompute_advantages=false", "algo.value_coefficient=0", "algo.value_coefficient=0.25"),
+    ("trpo", "algo.shrink=0.3", "algo.backtracks=1", "algo.backtracks=2"),
+    ("ppo", "normalize.observation_floor=0.1", "normalize.observation=false", "normalize.observation=true"),
+    ("ppo", "normalize.observation_clip=5", "normalize.observation=false", "normalize.observation=true"),
+    ("ppo", "normalize.reward_clip=5", "normalize.reward=false", "normalize.reward=true"),
 ]
 
 
@@ -81,7 +112,24 @@ def test_a_setting_that_does_nothing_is_refused_where_it_was_typed(
     def resolved(*typed: str) -> Experiment:
         return resolve("cartpole", algo, dict(map(parse, typed))).experiment
 
-    name, _, _ = setting.partition("=")
-    with pytest.raises(UsageError, match=rf"^{name} has no effect with {without}[^0-9]*\.$"):
+    name, value = parse(setting)
+    group, _, member = name.partition(".")
+    refusal = rf"^{name} has no effect with {without}[^0-9]*\.$"
+    with pytest.raises(UsageError, match=refusal):
         resolved(without, setting)
+    with pytest.raises(UsageError, match=refusal):
+        resolve("cartpole", algo, {**dict([parse(without)]), group: {member: value}})
     assert resolved(without) != resolved(with_it) != resolved(with_it, setting)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "setting", "without", "with_it"), UNREAD)
+def test_a_setting_that_is_refused_would_have_done_nothing(
+    tmp_path: Path, algo: str, setting: str, without: str, with_it: str
+) -> None:
+    few = {"envs_per_lane": 2, "steps": 600, "watch.eval_every": 0, "env.time_limit": 64}
+    config = resolve("cartpole", algo, {**few, **dict([parse(without)])})
+    key, value = parse(setting)
+    other = from_dict(assign(to_dict(config), f"experiment.{key}", value))
+    assert other != config
+    assert lockstep.train(other, logdir=tmp_path).digest == lockstep.train(config, logdir=tmp_path).digest
