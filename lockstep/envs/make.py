@@ -252,7 +252,7 @@ def longest_episode(env: Env) -> int:
     check_id(env.id)
     registered = gymnasium.spec(env.id.rpartition(":")[2]).max_episode_steps
     limit = env.kwargs.get("max_episode_steps", registered)  # Gymnasium takes it beside the environment's own; -1: none
-    if limit is None or limit < 0:
+    if not isinstance(limit, int) or limit < 0:
         raise UsageError(
             f"'{env.id}' has no time limit, so a whole episode may be of any length. Set env.time_limit to the longest"
             " that is waited for, or collect steps: collect.episodes=0."

@@ -72,8 +72,9 @@ def test_a_value_in_place_of_a_table_is_told_whatever_else_was_typed() -> None:
 def test_what_gymnasium_is_told_of_the_time_limit_counts() -> None:
     longer = {"env.kwargs.max_episode_steps": 2000}
     assert resolve("CartPole-v1", "reinforce", longer).experiment.length == 2000
-    with pytest.raises(UsageError, match="has no time limit"):
-        resolve("CartPole-v1", "reinforce", {"env.kwargs.max_episode_steps": -1})
+    for none in (-1, "many"):
+        with pytest.raises(UsageError, match="has no time limit"):
+            resolve("CartPole-v1", "reinforce", {"env.kwargs.max_episode_steps": none})
 
 
 @pytest.mark.parametrize("given", [None, {"inner": [1, None]}, object])
