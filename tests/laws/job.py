@@ -33,11 +33,15 @@ def name_of(env: str, case: str) -> str:
     return f"{env}-{case}"
 
 
-def train_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
-    """One run per experiment, named by `name_of`."""
+def train(logdir: str, env: str, case: str, mode: str = "gather", workers: int = 0) -> None:
     layout = {"layout.mode": mode, "layout.workers": workers}
+    lockstep.train(env, algorithm_of(case), logdir, name_of(env, case), {**chosen(env, case), **layout})
+
+
+def train_all(logdir: str, table: str, mode: str, workers: int) -> None:
+    """One run per experiment, named by `name_of`."""
     for env, case in experiments(table):
-        lockstep.train(env, algorithm_of(case), logdir, name_of(env, case), {**chosen(env, case), **layout})
+        train(logdir, env, case, mode, workers)
 
 
 def resume_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+
+from lockstep.run.checkpoint import listed
 
 MARK = "LOCKSTEP_TEST"  # in the environment of every process a test starts; its value is the test's own
 
@@ -78,6 +81,14 @@ def timeless(path: Path) -> list[list[str]]:
     lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
     kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per"))]
     return [[line[i] for i in kept] for line in lines]
+
+
+def cut_back(path: Path) -> None:
+    """Leave only the oldest checkpoint of a run: as if it had been killed after it."""
+    _, *later = listed(path)
+    assert later
+    for checkpoint in later:
+        shutil.rmtree(checkpoint)
 
 
 def start_and_wait(arguments: Iterable[str], path: Path, updates: int) -> subprocess.Popen[str]:

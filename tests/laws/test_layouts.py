@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -17,9 +19,10 @@ import pytest
 import lockstep
 from lockstep.errors import UsageError
 from lockstep.experiment import preset_names
-from lockstep.run.checkpoint import listed, newest
-from tests.laws.job import experiments, name_of, resume_all, train_all
+from lockstep.run.checkpoint import newest
+from tests.laws.job import experiments, name_of, resume_all, train
 from tests.laws.process import (
+    cut_back,
     digest_in,
     family,
     on_ranks,
@@ -40,7 +43,7 @@ LAYOUTS = [
     (1, "gather", 2),
     (2, "average", 2),
 ]
-CROWDED = [(4, "average", 0), (2, "average", 2)]
+CROWDED = [(4, "gather", 0), (4, "average", 0), (2, "average", 2)]
 LONG = 40  # enough that a run is still going on when it is stopped or killed
 
 
@@ -50,12 +53,22 @@ def ranks(nprocs: int, mode: str, workers: int = 0) -> list[str]:
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The runs of a table in this process."""
+    """The runs of a table in one process. Tests that run beside each other share the work of making them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     @functools.cache
     def trained(table: str) -> Path:
-        logdir = tmp_path_factory.mktemp(table)
-        train_all(str(logdir), table)
+        logdir, made = shared / table, shared / f"{table}-made"
+        made.mkdir(exist_ok=True)
+        for at_once in (fcntl.LOCK_NB, 0):  # first what nobody makes yet, then wait for what others make
+            for env, case in experiments(table):
+                with (made / name_of(env, case)).open("a+") as mark, contextlib.suppress(BlockingIOError):
+                    fcntl.flock(mark, fcntl.LOCK_EX | at_once)
+                    mark.seek(0)
+                    if not mark.read():
+                        train(str(logdir), env, case)
+                        mark.write("made")
         return logdir
 
     return trained
@@ -77,7 +90,7 @@ def test_stopped_on_one_process_and_resumed_on_ranks(
 ) -> None:
     expected = one_process(table)
     shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
-    cut_back(tmp_path)
+    cut_all_back(tmp_path)
     on_layout("resume", tmp_path, expected, table, 2, mode, 0)
 
 
@@ -89,7 +102,7 @@ def test_every_experiment_has_the_same_bits_on_every_layout(
     """Trained there, and stopped there and resumed in one process."""
     expected = one_process("everything")
     on_layout("train", tmp_path, expected, "everything", nprocs, mode, workers)
-    cut_back(tmp_path)
+    cut_all_back(tmp_path)
     resume_all(str(tmp_path), "everything")
     compare(tmp_path, expected, "everything")
 
@@ -117,13 +130,9 @@ def compare(logdir: Path, expected: Path, table: str) -> None:
         assert timeless(logdir / name) == timeless(expected / name), name
 
 
-def cut_back(logdir: Path) -> None:
-    """Leave only the oldest checkpoint of every run: as if they had been killed after it."""
+def cut_all_back(logdir: Path) -> None:
     for path in logdir.iterdir():
-        _, *later = listed(path)
-        assert later
-        for checkpoint in later:
-            shutil.rmtree(checkpoint)
+        cut_back(path)
 
 
 @pytest.fixture(scope="module")

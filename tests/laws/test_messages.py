@@ -98,16 +98,16 @@ mine, out = np.arange(3.0), np.zeros(3)
 comm.adding(mine, out)()
 assert (out == comm.size * mine).all()
 for each in (1, 2, 3, 4):  # lanes of a rank; three are no whole subtree of the addition
-    for smallest in (1.0, 1e-37):  # numbers that programs round to zero
-        numbers = rng.normal(size=(each * comm.size, 101)) * smallest
-        lanes = numbers.astype(np.float32), numbers, rng.integers(1, 9, len(numbers))
-        mine = jax.tree.map(lambda leaf: leaf[comm.rank * each : (comm.rank + 1) * each], lanes)
-        for weight in (None, lambda lane: lane[2]):
-            def mean(data, exchange=alone):
-                found = LaneBlock(data, exchange).mean(lambda lane: lane[:2], weight)
-                return jax.tree.map(lambda leaf: 3 * leaf + leaf * leaf, found)
-            whole, shared = jax.jit(mean)(lanes), jax.jit(lambda data: mean(data, exchange))(mine)
-            for a, b in zip(whole, shared, strict=True):
+    for weight in (None, lambda lane: lane[2]):
+        def mean(data, exchange=alone):
+            found = LaneBlock(data, exchange).mean(lambda lane: lane[:2], weight)
+            return jax.tree.map(lambda leaf: 3 * leaf + leaf * leaf, found)
+        of_all, of_mine = jax.jit(mean), jax.jit(lambda data: mean(data, exchange))
+        for smallest in (1.0, 1e-37):  # numbers that programs round to zero
+            numbers = rng.normal(size=(each * comm.size, 101)) * smallest
+            lanes = numbers.astype(np.float32), numbers, rng.integers(1, 9, len(numbers))
+            mine = jax.tree.map(lambda leaf: leaf[comm.rank * each : (comm.rank + 1) * each], lanes)
+            for a, b in zip(of_all(lanes), of_mine(mine), strict=True):
                 assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), (each, smallest, weight)
 """
 
