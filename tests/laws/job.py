@@ -1,4 +1,7 @@
-"""A whole table, on the ranks it is started on: `python -m tests.laws.job train|resume LOGDIR TABLE MODE WORKERS`"""
+"""A whole table, on the ranks it is started on: `python -m tests.laws.job train|resume LOGDIR TABLE LAYOUT ...`
+
+A layout is a mode and a number of workers, as in `average-2`; its runs are in a folder of that name.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,20 @@ def name_of(env: str, case: str) -> str:
     return f"{env}-{case}"
 
 
-def train(logdir: str, env: str, case: str, mode: str = "gather", workers: int = 0) -> None:
-    layout = {"layout.mode": mode, "layout.workers": workers}
-    lockstep.train(env, algorithm_of(case), logdir, name_of(env, case), {**chosen(env, case), **layout})
+def train(logdir: Path, env: str, case: str, layout: str = "gather-0") -> None:
+    """One run of a table, named by `name_of`."""
+    mode, workers = layout.split("-")
+    where = {"layout.mode": mode, "layout.workers": int(workers)}
+    lockstep.train(env, algorithm_of(case), logdir, name_of(env, case), {**chosen(env, case), **where})
 
 
-def train_all(logdir: str, table: str, mode: str, workers: int) -> None:
-    """One run per experiment, named by `name_of`."""
-    for env, case in experiments(table):
-        train(logdir, env, case, mode, workers)
-
-
-def resume_all(logdir: str, table: str, mode: str = "gather", workers: int = 0) -> None:
-    for env, case in experiments(table):
-        lockstep.resume(Path(logdir) / name_of(env, case), mode=mode, workers=workers)
+def resume(logdir: Path, env: str, case: str, layout: str = "gather-0") -> None:
+    mode, workers = layout.split("-")
+    lockstep.resume(logdir / name_of(env, case), mode=mode, workers=int(workers))
 
 
 if __name__ == "__main__":
-    verb, logdir, table, mode, workers = sys.argv[1:]
-    (train_all if verb == "train" else resume_all)(logdir, table, mode, int(workers))
+    verb, logdir, table, *layouts = sys.argv[1:]
+    for env, case in experiments(table):
+        for layout in layouts:  # one after the other, for they share programs
+            (train if verb == "train" else resume)(Path(logdir) / layout, env, case, layout)

@@ -20,7 +20,7 @@ import lockstep
 from lockstep.errors import UsageError
 from lockstep.experiment import preset_names
 from lockstep.run.checkpoint import newest
-from tests.laws.job import experiments, name_of, resume_all, train
+from tests.laws.job import experiments, name_of, resume, train
 from tests.laws.process import (
     cut_back,
     digest_in,
@@ -35,15 +35,8 @@ from tests.laws.process import (
 )
 from tests.laws.table import settings
 
-LAYOUTS = [
-    (2, "gather", 0),
-    (2, "average", 0),
-    (4, "gather", 0),
-    (4, "average", 0),
-    (1, "gather", 2),
-    (2, "average", 2),
-]
-CROWDED = [(4, "gather", 0), (4, "average", 0), (2, "average", 2)]
+LAYOUTS = {1: ["gather-2"], 2: ["gather-0", "average-0", "average-2"], 4: ["gather-0", "average-0"]}  # by processes
+CROWDED = [4]
 LONG = 40  # enough that a run is still going on when it is stopped or killed
 
 
@@ -67,72 +60,69 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
                     fcntl.flock(mark, fcntl.LOCK_EX | at_once)
                     mark.seek(0)
                     if not mark.read():
-                        train(str(logdir), env, case)
+                        train(logdir, env, case)
                         mark.write("made")
         return logdir
 
     return trained
 
 
-@pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
+@pytest.mark.parametrize("nprocs", LAYOUTS)
 def test_every_layout_has_the_bits_of_one_process(
-    tmp_path: Path, one_process: Callable[[str], Path], nprocs: int, mode: str, workers: int
+    tmp_path: Path, one_process: Callable[[str], Path], nprocs: int
 ) -> None:
-    few = (nprocs, mode, workers) in CROWDED
-    on_layout("train", tmp_path, one_process("some"), "few" if few else "some", nprocs, mode, workers)
+    on_layouts("train", tmp_path, one_process("some"), "few" if nprocs in CROWDED else "some", nprocs, LAYOUTS[nprocs])
 
 
 @pytest.mark.parametrize(
-    ("table", "mode"), [("some", "gather"), pytest.param("everything", "average", marks=pytest.mark.slow)]
+    ("table", "layout"), [("some", "gather-0"), pytest.param("everything", "average-0", marks=pytest.mark.slow)]
 )
 def test_stopped_on_one_process_and_resumed_on_ranks(
-    tmp_path: Path, one_process: Callable[[str], Path], table: str, mode: str
+    tmp_path: Path, one_process: Callable[[str], Path], table: str, layout: str
 ) -> None:
     expected = one_process(table)
-    shutil.copytree(expected, tmp_path, dirs_exist_ok=True)
-    cut_all_back(tmp_path)
-    on_layout("resume", tmp_path, expected, table, 2, mode, 0)
+    shutil.copytree(expected, tmp_path / layout)
+    for env, case in experiments(table):
+        cut_back(tmp_path / layout / name_of(env, case))
+    on_layouts("resume", tmp_path, expected, table, 2, [layout])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
+@pytest.mark.parametrize("nprocs", LAYOUTS)
 def test_every_experiment_has_the_same_bits_on_every_layout(
-    tmp_path: Path, one_process: Callable[[str], Path], nprocs: int, mode: str, workers: int
+    tmp_path: Path, one_process: Callable[[str], Path], nprocs: int
 ) -> None:
     """Trained there, and stopped there and resumed in one process."""
     expected = one_process("everything")
-    on_layout("train", tmp_path, expected, "everything", nprocs, mode, workers)
-    cut_all_back(tmp_path)
-    resume_all(str(tmp_path), "everything")
-    compare(tmp_path, expected, "everything")
+    on_layouts("train", tmp_path, expected, "everything", nprocs, LAYOUTS[nprocs])
+    for env, case in experiments("everything"):
+        for layout in LAYOUTS[nprocs]:
+            cut_back(tmp_path / layout / name_of(env, case))
+            resume(tmp_path / layout, env, case)
+    compare(tmp_path, expected, "everything", LAYOUTS[nprocs])
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nprocs", LAYOUTS)
 @pytest.mark.parametrize("preset", preset_names())
-@pytest.mark.parametrize(("nprocs", "mode", "workers"), LAYOUTS)
 def test_every_preset_has_the_same_bits_on_every_layout_with_every_algorithm(
-    tmp_path: Path, one_process: Callable[[str], Path], preset: str, nprocs: int, mode: str, workers: int
+    tmp_path: Path, one_process: Callable[[str], Path], preset: str, nprocs: int
 ) -> None:
-    on_layout("train", tmp_path, one_process(preset), preset, nprocs, mode, workers)
+    on_layouts("train", tmp_path, one_process(preset), preset, nprocs, LAYOUTS[nprocs])
 
 
-def on_layout(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, mode: str, workers: int) -> None:
+def on_layouts(verb: str, logdir: Path, expected: Path, table: str, nprocs: int, layouts: list[str]) -> None:
     """All experiments of a table in one job, against the same in one process."""
-    arguments = [verb, str(logdir), table, mode, str(workers)]
-    done = on_ranks(nprocs, "-m", "tests.laws.job", *arguments, seconds=1500)
+    done = on_ranks(nprocs, "-m", "tests.laws.job", verb, str(logdir), table, *layouts, seconds=1500)
     assert done.returncode == 0, done.stderr
-    compare(logdir, expected, table)
+    compare(logdir, expected, table, layouts)
 
 
-def compare(logdir: Path, expected: Path, table: str) -> None:
-    for env, case in experiments(table):
-        name = name_of(env, case)
-        assert timeless(logdir / name) == timeless(expected / name), name
-
-
-def cut_all_back(logdir: Path) -> None:
-    for path in logdir.iterdir():
-        cut_back(path)
+def compare(logdir: Path, expected: Path, table: str, layouts: list[str]) -> None:
+    for layout in layouts:
+        for env, case in experiments(table):
+            name = name_of(env, case)
+            assert timeless(logdir / layout / name) == timeless(expected / name), (layout, name)
 
 
 @pytest.fixture(scope="module")
