@@ -19,12 +19,14 @@ from lockstep import config
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
-from lockstep.envs.make import Env, check_id, longest_episode
+from lockstep.core import Discrete
+from lockstep.envs.make import Env, check_id, longest_episode, spec_for
 from lockstep.errors import UsageError, nearest
 from lockstep.networks import MLP
 from lockstep.ranges import Count, Natural, NonNegative, Positive
 
 Mode = Literal["gather", "average"]
+OF_REAL_ACTIONS = ("policy.log_std", "env.action")  # settings that discrete ones have no use for
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
     resolved = checked(from_dict(data))
     check_id(resolved.experiment.env.id)
     unread = _unread(resolved.experiment)
+    if typed.keys() & set(OF_REAL_ACTIONS) and isinstance(spec_for(resolved.experiment.env).action, Discrete):
+        unread |= dict.fromkeys(OF_REAL_ACTIONS, "discrete actions")
     if ignored := [f"{key} has no effect with {unread[key]}." for key in typed if key in unread]:
         raise UsageError("\n".join(ignored))
     return resolved

@@ -29,6 +29,11 @@ class Entry(NamedTuple):
     unread: Callable[[Any], dict[str, str]] = lambda config: {}  # settings that others make meaningless -> which
 
 
+def follows_budget(config: Any) -> bool:
+    """Whether updates depend on how many are to come, as far as its settings tell."""
+    return getattr(config, "schedule", "linear") != "constant"
+
+
 REGISTRY: dict[str, Entry] = {
     "ppo": Entry(PPO, ppo, ppo_problems, idle=ppo_idle, unread=ppo_unread),
     "ppo-kl": Entry(PPOKL, ppo_kl, ppo_kl_problems, collects=("steps", "episodes"), unread=ppo_kl_unread),

@@ -49,9 +49,10 @@ def ppo_idle(config: PPO) -> str:
 
 
 def ppo_unread(config: PPO) -> dict[str, str]:
-    """Without a loss of its own the value function stays as it began."""
+    """Without a loss of its own the value function stays as it began; after the only epoch there is nothing to stop."""
+    alone = dict.fromkeys(("target_kl", "recompute_advantages"), "algo.epochs=1") if config.epochs == 1 else {}
     unmoved = ("value_clip", "recompute_advantages")
-    return {} if config.value_coefficient else dict.fromkeys(unmoved, "algo.value_coefficient=0")
+    return alone if config.value_coefficient else alone | dict.fromkeys(unmoved, "algo.value_coefficient=0")
 
 
 def ppo(config: PPO, setup: Setup) -> Algorithm:

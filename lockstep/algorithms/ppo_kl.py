@@ -104,6 +104,8 @@ def ppo_kl_problems(config: PPOKL, lanes: int, rows: int) -> list[str]:
 
 def ppo_kl_unread(config: PPOKL) -> dict[str, str]:
     unread = {} if config.cutoff_coefficient else {"cutoff": "algo.cutoff_coefficient=0"}
+    if config.epochs == 1:
+        unread |= dict.fromkeys(("stop", "recompute_advantages"), "algo.epochs=1")
     if config.value_coefficient:
         why = f"algo.value_coefficient={config.value_coefficient:g}, which trains the value function in the same steps"
         return unread | dict.fromkeys(("value_epochs", "value_minibatch", "value_learning_rate"), why)

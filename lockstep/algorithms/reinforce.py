@@ -22,7 +22,7 @@ class Reinforce:
 
     discount: Share = 0.99  # gamma
     baseline: Literal["none", "mean", "value"] = "value"  # what returns are compared with: nothing, the mean of all
-    # returns so far, or the value function's guess
+    # returns of earlier updates (this one's own would bias the gradient), or the value function's guess
     learning_rate: Positive = 1e-3  # of the policy (Tianshou)
     schedule: Literal["linear", "constant"] = "linear"  # of the learning rates over the budget: to zero, or constant
     adam_epsilon: Positive = 1e-8
@@ -35,7 +35,7 @@ class Reinforce:
 class State(NamedTuple):
     policy: Tree  # Adam's
     value: Tree
-    returns: Moments  # of the discounted returns so far
+    returns: Moments  # the discounted returns so far
 
 
 def reinforce_idle(config: Reinforce) -> str:
@@ -83,9 +83,9 @@ def reinforce(config: Reinforce, setup: Setup) -> Algorithm:
             lambda batch: ac.flat_rows((batch._replace(lane=()), outcome(config, setup, learner.params, batch)))
         )
         state: State = learner.optimizer
+        shift = state.returns.mean.astype(jnp.float32) if config.baseline == "mean" else jnp.zeros((), jnp.float32)
         seen = start.map(lambda lane: moments.measure(lane[1].value_target, (0,), lane[0].real)).all()
         state = state._replace(returns=moments.merge_lanes(state.returns, seen))
-        shift = state.returns.mean.astype(jnp.float32) if config.baseline == "mean" else jnp.zeros((), jnp.float32)
         gradient, metrics = start.mean(
             lambda lane: jax.grad(loss, has_aux=True)(
                 learner.params["policy"], learner.params, lane[0], lane[1].advantage - shift

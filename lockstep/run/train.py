@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from lockstep import foreign, tree
 from lockstep.address import Purpose, words
-from lockstep.algorithms import REGISTRY
+from lockstep.algorithms import REGISTRY, follows_budget
 from lockstep.collect import Collector, Episode
 from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
@@ -166,8 +166,8 @@ def refuse_another_experiment(run: Path, config: Config, found: Path, saved: Che
 
 def had_another_schedule(saved: Checkpoint, experiment: Experiment) -> bool:
     """Whether updates were made before this checkpoint by a schedule that followed another budget."""
-    followed = saved.progress.updates and experiment.algo.schedule != "constant"  # type: ignore[attr-defined]
-    return bool(followed) and saved.budget not in (None, experiment.steps)
+    followed = saved.progress.updates > 0 and follows_budget(experiment.algo)
+    return followed and saved.budget not in (None, experiment.steps)
 
 
 def _doubts(saved: Checkpoint, changed: list[str], experiment: Experiment) -> list[str]:

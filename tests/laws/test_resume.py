@@ -6,18 +6,21 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lockstep
+from lockstep.algorithms import REGISTRY, Entry
+from lockstep.algorithms.a2c import A2C, a2c
 from lockstep.cli import main
 from lockstep.errors import UsageError
 from lockstep.run.checkpoint import listed, newest, write
 from lockstep.run.train import resume
 from tests.laws.process import cut_back, digest_in, options, rows, run, start_and_wait, timeless
-from tests.laws.table import BATCH, every_algorithm, settings
+from tests.laws.table import BATCH, SMALL, every_algorithm, settings
 
 UPDATES = 40
 
@@ -174,6 +177,25 @@ def test_a_checkpoint_from_before_budgets_were_kept_followed_that_of_its_configu
     assert main(["resume", str(done.path), "--steps", str(3 * BATCH), "--strict"]) == 5
     assert "--strict: another budget is another learning-rate schedule" in capfd.readouterr().err
     assert main(["resume", str(done.path), "--strict"]) == 0
+
+
+@dataclass(frozen=True)
+class Own:
+    discount: float = 0.98
+
+
+def test_an_algorithm_of_ones_own_resumes_and_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whose settings are not those of ours: nobody knows whether its updates follow the budget."""
+    made_of = Entry(Own, lambda config, setup: a2c(A2C(discount=config.discount), setup))
+    monkeypatch.setitem(REGISTRY, "own", made_of)
+    done = lockstep.train("Pendulum-v1", "own", logdir=tmp_path, name="run", settings={**SMALL, "steps": 4 * BATCH})
+    cut_back(done.path)
+    assert resume(done.path).digest == done.digest
+    assert main(["verify", str(done.path)]) == 0
+    assert resume(done.path, steps=5 * BATCH).digest != done.digest
+    assert "another budget is another learning-rate schedule" in capfd.readouterr().err
 
 
 def test_a_finished_run_is_of_use_whatever_is_refused_by_now(tmp_path: Path) -> None:

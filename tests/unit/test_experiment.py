@@ -97,6 +97,10 @@ UNREAD = [  # algorithm, a setting and its value; a setting with which that does
     ("ppo-kl", "collect.steps=64", "collect.episodes=2", "collect.episodes=0"),
     ("ppo", "algo.value_clip=0.2", "algo.value_coefficient=0", "algo.value_coefficient=0.25"),
     ("ppo", "algo.recompute_advantages=false", "algo.value_coefficient=0", "algo.value_coefficient=0.25"),
+    ("ppo", "algo.target_kl=0.001", "algo.epochs=1", "algo.epochs=2"),
+    ("ppo", "algo.recompute_advantages=false", "algo.epochs=1", "algo.epochs=2"),
+    ("ppo-kl", "algo.stop=0", "algo.epochs=1", "algo.epochs=2"),
+    ("ppo-kl", "algo.recompute_advantages=false", "algo.epochs=1", "algo.epochs=2"),
     ("trpo", "algo.shrink=0.3", "algo.backtracks=1", "algo.backtracks=2"),
     ("ppo", "normalize.observation_floor=0.1", "normalize.observation=false", "normalize.observation=true"),
     ("ppo", "normalize.observation_clip=5", "normalize.observation=false", "normalize.observation=true"),
@@ -121,6 +125,13 @@ def test_a_setting_that_does_nothing_is_refused_where_it_was_typed(
     with pytest.raises(UsageError, match=refusal):
         resolve("cartpole", algo, {**dict([parse(without)]), group: {member: value}})
     assert resolved(without) != resolved(with_it) != resolved(with_it, setting)
+
+
+@pytest.mark.parametrize("setting", ["policy.log_std=-1", "env.action=clip"])
+def test_what_only_real_actions_have_is_refused_with_others(setting: str) -> None:
+    with pytest.raises(UsageError, match=r"^(policy\.log_std|env\.action) has no effect with discrete actions\.$"):
+        resolve("cartpole", settings=dict([parse(setting)]))
+    assert resolve("pendulum", settings=dict([parse(setting)])) != resolve("pendulum")
 
 
 @pytest.mark.slow
