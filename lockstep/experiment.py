@@ -175,9 +175,7 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
     resolved = checked(from_dict(data))
     check_id(resolved.experiment.env.id)
-    unread = _unread(resolved.experiment)
-    if typed.keys() & set(OF_REAL_ACTIONS) and isinstance(spec_for(resolved.experiment.env).action, Discrete):
-        unread |= dict.fromkeys(OF_REAL_ACTIONS, "discrete actions")
+    unread = _unread(resolved.experiment, typed)
     if ignored := [f"{key} has no effect with {unread[key]}." for key in typed if key in unread]:
         raise UsageError("\n".join(ignored))
     return resolved
@@ -241,8 +239,11 @@ def _algo_in(data: dict[str, Any]) -> dict[str, Any]:
     return algo if isinstance(algo, dict) else {}
 
 
-def _unread(experiment: Experiment) -> dict[str, str]:
-    """The settings that are not read, each with the one that makes it so: whoever types them means something."""
+def _unread(experiment: Experiment, typed: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that are not read, each with what makes it so: whoever types them means something.
+
+    What kind of actions an environment takes is looked up, by making it, only where a typed setting asks for it.
+    """
     entry, normalize = REGISTRY[algorithm_name(experiment.algo)], experiment.normalize
     unread = {f"algo.{name}": why for name, why in entry.unread(experiment.algo).items()}
     if experiment.collect.episodes:
@@ -252,6 +253,8 @@ def _unread(experiment: Experiment) -> dict[str, str]:
         unread |= dict.fromkeys(scales, "normalize.observation=false")
     if not normalize.reward:
         unread["normalize.reward_clip"] = "normalize.reward=false"
+    if not typed.keys().isdisjoint(OF_REAL_ACTIONS) and isinstance(spec_for(experiment.env).action, Discrete):
+        unread |= dict.fromkeys(OF_REAL_ACTIONS, "discrete actions")
     return unread
 
 
