@@ -109,6 +109,30 @@ class Careless(gymnasium.Env):
         return np.random.random(2).astype(np.float32), 0.0, False, False, {}
 
 
+class FiveActions(gymnasium.Env):
+    """Pays for each of five actions that is the right one at its time, which is all that is seen."""
+
+    RIGHT = (2, 0, 3, 1, 2)
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self._time = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        self._time = 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        reward = float(action == self.RIGHT[self._time])
+        self._time += 1
+        return self._seen(), reward, self._time == len(self.RIGHT), False, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.float32([self._time / len(self.RIGHT)])
+
+
 gymnasium.register("Obedient-v0", Obedient)
+gymnasium.register("FiveActions-v0", FiveActions)
 gymnasium.register("Careless-v0", Careless)
-OBEDIENT, CARELESS = f"{__name__}:Obedient-v0", f"{__name__}:Careless-v0"
+OBEDIENT, CARELESS, FIVE = (f"{__name__}:{name}-v0" for name in ("Obedient", "Careless", "FiveActions"))

@@ -58,7 +58,7 @@ def conjugate_gradients(product: Product, target: Array, iterations: int) -> Arr
 
 
 class Direction(NamedTuple):
-    """Where to go, so far that the KL divergence would be the one asked for if it were quadratic."""
+    """Where to go, at most so far that the KL divergence would be the one asked for if it were quadratic."""
 
     step: Array
     size: Array  # step = size times the natural gradient
@@ -66,15 +66,16 @@ class Direction(NamedTuple):
 
 
 def natural_direction(fisher: Product, gradient: Array, damping: float, iterations: int, kl: Array) -> Direction:
-    """sqrt(2 kl / x^T F x) x with (F + damping) x = gradient.
+    """sqrt(2 kl / x^T (F + damping) x) x with (F + damping) x = gradient.
 
-    The length is that of F alone: damping bends the direction and does not shorten the step.
+    The damping shortens the step too. By the length of F alone a step explodes where F is far below the damping, as
+    under a policy that is nearly deterministic.
     """
     x = conjugate_gradients(lambda v: fisher(v) + damping * v, gradient, iterations)
-    image = fisher(x)
+    image = fisher(x) + damping * x
     curvature, norm = jnp.vdot(x, image), jnp.linalg.norm(gradient)
     size = jnp.where(curvature > 0, jnp.sqrt(2 * kl / jnp.where(curvature > 0, curvature, 1.0)), 0.0)
-    missing = jnp.linalg.norm(image + damping * x - gradient)
+    missing = jnp.linalg.norm(image - gradient)
     return Direction(size * x, size, jnp.where(norm == 0, 0.0, missing / jnp.where(norm == 0, 1.0, norm)))
 
 

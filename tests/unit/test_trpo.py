@@ -90,7 +90,7 @@ def restated(kind: str, params: Any, data: Trajectory, config: TRPO) -> Restated
     gradient = np.array([(gain(old + h) - gain(old - h)) / 2e-5 for h in shifts])
     fisher = np.einsum("rai,rab,rbj->ij", jacobian, output_fisher(kind, outputs(old)), jacobian) / WHOLE
     x = np.linalg.solve(fisher + config.damping * np.eye(old.size), gradient)
-    size = np.sqrt(2 * config.max_kl / (x @ fisher @ x))
+    size = np.sqrt(2 * config.max_kl / (x @ gradient))
     for trials in range(1, config.backtracks + 1):
         fraction = config.shrink ** (trials - 1)
         new = old + fraction * size * x
