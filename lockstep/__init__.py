@@ -41,20 +41,23 @@ def train(
     as `--set` does on the command line: `{"seed": 1, "algo.clip": 0.1}`. Under MPI's launcher every rank calls
     this, and they train together.
     """
-    from lockstep.runtime import start_jax
+    from lockstep.run.interrupt import Interrupt
 
-    start_jax()
-    from lockstep.experiment import algorithm_name
-    from lockstep.parallel.launch import join, together
-    from lockstep.run import directory
-    from lockstep.run.train import train as run_train
+    with Interrupt():  # before JAX is imported, which takes a second
+        from lockstep.runtime import start_jax
 
-    comm = join()
-    with together(comm):
-        label, chosen = _chosen(config, algo, settings, comm.size)
-        experiment = chosen.experiment
-        name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
-        return run_train(chosen, logdir, name, comm)
+        start_jax()
+        from lockstep.experiment import algorithm_name
+        from lockstep.parallel.launch import join, together
+        from lockstep.run import directory
+        from lockstep.run.train import train as run_train
+
+        comm = join()
+        with together(comm):
+            label, chosen = _chosen(config, algo, settings, comm.size)
+            experiment = chosen.experiment
+            name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+            return run_train(chosen, logdir, name, comm)
 
 
 def _chosen(
@@ -86,15 +89,18 @@ def resume(
     `steps` gives it another budget; `strict` refuses where bits may differ from the run so far. As with `train`, the
     ranks are those that this was started as; `mode` and `workers` say how they share the work from here on.
     """
-    from lockstep.runtime import start_jax
+    from lockstep.run.interrupt import Interrupt
 
-    start_jax()
-    from lockstep.parallel.launch import join, together
-    from lockstep.run.train import resume as run_resume
+    with Interrupt():
+        from lockstep.runtime import start_jax
 
-    comm = join()
-    with together(comm):
-        return run_resume(run, steps, strict, mode, workers, comm)
+        start_jax()
+        from lockstep.parallel.launch import join, together
+        from lockstep.run.train import resume as run_resume
+
+        comm = join()
+        with together(comm):
+            return run_resume(run, steps, strict, mode, workers, comm)
 
 
 def load(run: str | Path, checkpoint: str = "newest") -> TrainedPolicy:

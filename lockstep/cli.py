@@ -159,7 +159,7 @@ def _together(work: Callable[[Comm], str], when_stopped: str) -> int:
     try:
         told = work(comm)
     except Interrupted as stopped:
-        return leave(comm, stopped.status, f"lockstep: stopped by {stopped}; {when_stopped}")
+        return leave(comm, stopped.status, f"lockstep: stopped by {stopped.signal}; {when_stopped}")
     except SystemExit as error:
         raise RuntimeError(f"something in the run called sys.exit({error.code!r})") from error
     if comm.rank == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +15,25 @@ from lockstep import foreign
 from lockstep.algorithms.actor_critic import Normalize, see
 from lockstep.core import Array, Learner, Policy, Trajectory, Tree
 from lockstep.envs.episodes import Envs, OpenEpisode, action_row
+from lockstep.envs.make import is_finite
+from lockstep.errors import NumericFault
 from lockstep.foreign import Buffers
 from lockstep.parallel.lanes import LaneBlock
+from lockstep.runtime import cpu, jax_settings, own_settings
 
 TURN = "lockstep_turn"  # as compiled programs name it
 AT_ONCE = 2**15  # bytes of an array that XLA copies before it does anything else
 # number, actions [L, E, ...] -> what the policy sees next; None: it was the last
 Turn = Callable[[int, np.ndarray], np.ndarray | None]
-_takers: dict[int, Turn] = {}  # by the thread that runs a program
+_takers: dict[int, Turn] = {}  # by the number of the call of a program
+_calls = itertools.count()
 
 
 def _turn(given: Buffers, wanted: Buffers) -> Callable[[], None]:
-    (action, t), (going, observation) = given, wanted
+    (action, t, call), (going, observation) = given, wanted
 
     def turn() -> None:
-        seen = _takers[threading.get_ident()](t.item(), action)
+        seen = _takers[call.item()](t.item(), action)
         going[...] = seen is not None
         if seen is not None:
             observation[...] = seen
@@ -53,8 +58,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     One program acts for as long as the environments are stepped, and calls Python to step them: that takes half as long
     as a program that Python calls at every step. It runs on the CPU, where they are.
     """
-    distribution, cpu = policy.distribution, jax.local_devices(backend="cpu")[0]
-    acts_here = jax.default_backend() == "cpu"
+    distribution, acts_here = policy.distribution, jax.default_backend() == "cpu"
 
     def noise(key_data: Array, lanes: Array) -> Array:
         key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
@@ -65,7 +69,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         )
 
     @jax.jit
-    def acted(params: Tree, moments: Tree, observation: Array, noise: Array) -> Array:
+    def acted(params: Tree, moments: Tree, observation: Array, noise: Array, call: Array) -> Array:
         def lane_action(lane: tuple[Array, Array]) -> Array:
             observation, noise = lane
             parameters, _ = policy.act(params, see(normalize, moments, observation), ())
@@ -77,7 +81,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (going, observation)]
             # No effect is declared, or Python would start the program, which takes 1 ms. What the call answers decides
             # when the loop ends, so no compiler can do without it.
-            return t + 1, *jax.ffi.ffi_call(TURN, results)(lanes.map(lane_action).held(), t)
+            return t + 1, *jax.ffi.ffi_call(TURN, results)(lanes.map(lane_action).held(), t, call)
 
         start = jnp.asarray(0, jnp.int32), jnp.asarray(True), observation
         return jax.lax.while_loop(lambda state: state[1], turned, start)[0]
@@ -85,9 +89,13 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     def ready(leaf: Array) -> Array:
         """While arguments are on their way XLA runs a program in a thread of its own: environments may mind."""
         at_once = isinstance(leaf, jax.Array) or leaf.nbytes < AT_ONCE
-        return leaf if at_once and acts_here else jax.device_put(leaf, cpu)
+        return leaf if at_once and acts_here else jax.device_put(leaf, cpu())
 
     def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> int:
+        with own_settings() as theirs:
+            return run(learner, observation, noise, turn, theirs)
+
+    def run(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn, theirs: dict[str, Any]) -> int:
         made, over, raised, stepped = 0, False, [], foreign.in_full_range(turn)
 
         def take(t: int, action: np.ndarray) -> np.ndarray | None:
@@ -95,20 +103,22 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             try:
                 if t != made:
                     raise KeyboardInterrupt  # it came when the turn before was called, which did not happen
-                seen = stepped(t, action)
+                with jax_settings(theirs):  # environments may use JAX too
+                    seen = stepped(t, action)
                 made, over = made + 1, seen is None
                 return seen
             except BaseException as error:
                 raised.append(error)
                 return None
 
-        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise
+        number = next(_calls)
+        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise, np.asarray(number)
         given = jax.block_until_ready(jax.tree.map(ready, needed))
-        _takers[threading.get_ident()] = take
+        _takers[number] = take
         try:
             jax.block_until_ready(acted(*given))
         finally:
-            del _takers[threading.get_ident()]
+            del _takers[number]
             foreign.reraise(threading.get_ident())
         if raised:
             raise raised[0]
@@ -119,7 +129,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
     def mode(params: Tree, moments: Tree, observation: Array) -> Array:
         return distribution.mode(policy.act(params, see(normalize, moments, observation), ())[0])
 
-    return Actor(jax.jit(noise), act, jax.jit(mode))
+    return Actor(own_settings()(jax.jit(noise)), act, own_settings()(jax.jit(mode)))
 
 
 class Episode(NamedTuple):
@@ -185,6 +195,7 @@ class Collector:
 
         def turn(t: int, chosen: np.ndarray) -> np.ndarray | None:
             chosen_by_lane[t] = chosen
+            self._check(action[t])
             self._beat()
             self._envs.step(action[t], rollout, t)
             rest = self._episodes and self._all_rest(terminated[t] | truncated[t], left, real[t + 1 :])
@@ -222,6 +233,15 @@ class Collector:
             real=by_lane(real) if self._episodes else (),
         )
         return trajectory, episodes
+
+    def _check(self, chosen: np.ndarray) -> None:
+        """Actions that are no numbers are the policy's fault, and no environment is asked to take them."""
+        if chosen.dtype.kind == "f" and not is_finite(chosen):
+            i = int(np.argwhere(~np.isfinite(chosen))[0][0])
+            raise NumericFault(
+                f"the policy chose the action {chosen[i]} in environment {self._first + i}, which was not taken. The"
+                " run's checkpoints are as they were. A smaller learning rate or policy.log_std may help."
+            )
 
     def _all_rest(self, ended: np.ndarray, left: np.ndarray, later: np.ndarray) -> bool:
         """Let environments with no episodes `left` rest, fresh for the next update; whether all do. `later`: real."""

@@ -1,22 +1,43 @@
-"""The process as the bits need it: one thread, set before JAX starts, and a compilation cache."""
+"""What compiled programs need: one thread, JAX's settings while they are traced and called, a compilation cache."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lockstep.threads import pin_threads
+
+if TYPE_CHECKING:
+    import jax
+
+# JAX's settings under which lockstep's programs are traced and called, whatever the rest of the process has.
+SETTINGS = {
+    "enable_x64": True,  # normalisers are float64; networks say float32 themselves
+    "default_prng_impl": "threefry2x32",
+    "threefry_partitionable": True,
+    "numpy_dtype_promotion": "standard",
+    "default_matmul_precision": None,
+    "disable_jit": False,
+    "debug_nans": False,
+    "debug_infs": False,
+}
 
 # A rank's number among those of its machine, as launchers tell it: MPICH and Intel MPI, Open MPI, MVAPICH2, Slurm.
 LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
 def start_jax() -> None:
-    """Import and set up JAX; every entry point that computes calls this first. Calling it again is fine."""
+    """Import and set up JAX; every entry point that computes calls this first. Calling it again is fine.
+
+    What a user's own programs compute is left alone: `own_settings` are entered where ours are traced and called.
+    """
     for name in pin_threads():
         print(f"lockstep: {name} is set to 1: more threads would change the result", file=sys.stderr)
     os.environ["JAX_PLATFORMS"] = with_cpu(os.environ.get("JAX_PLATFORMS", "cpu"))
@@ -25,13 +46,74 @@ def start_jax() -> None:
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(1)  # for a BLAS that was loaded before its variable was set
-    jax.config.update("jax_enable_x64", True)  # normalisers are float64; networks say float32 themselves
+    own_cpu()
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    jax.config.update("jax_default_prng_impl", "threefry2x32")
-    jax.config.update("jax_threefry_partitionable", True)
     jax.config.update("jax_compilation_cache_dir", str(cache_directory() / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@functools.cache
+def own_cpu() -> jax.Device | None:
+    """A CPU of lockstep's own, where JAX was used before lockstep; None where JAX's is as programs need it.
+
+    How many threads a CPU has, and whether programs run in the thread that calls them, is settled when JAX first uses
+    it, by what the process had said until then. Another client of the same CPU is settled anew.
+    """
+    from jax._src.xla_bridge import backends_are_initialized
+    from jaxlib.xla_client import make_cpu_client
+
+    if not backends_are_initialized():
+        return None
+    try:
+        client: Any = make_cpu_client(asynchronous=False)
+        device: jax.Device = client.devices()[0]
+        return device
+    except Exception as error:
+        _doubts.append(
+            "JAX was used in this process before lockstep, with threads of its own choice, and a CPU client with one"
+            f" thread can't be made beside it ({error}): the bits may not be those of the command line. Call lockstep"
+            " first in a fresh process."
+        )
+        return None
+
+
+_doubts: list[str] = []  # why the bits of this process may not be those of another, as was found when JAX was started
+
+
+def doubts() -> list[str]:
+    """Why what is computed in this process may have other bits than on the command line; empty where nothing is."""
+    return list(_doubts)
+
+
+def cpu() -> jax.Device:
+    """Where policies act: beside the environments."""
+    import jax
+
+    return own_cpu() or jax.local_devices(backend="cpu")[0]
+
+
+@contextlib.contextmanager
+def own_settings() -> Iterator[dict[str, Any]]:
+    """JAX as our programs need it, in this thread. Gives the settings that `jax_settings` has to bring back."""
+    import jax
+
+    device = own_cpu() if jax.default_backend() == "cpu" else None
+    with jax_settings({**SETTINGS, "default_device": device}) as before:
+        yield before
+
+
+@contextlib.contextmanager
+def jax_settings(wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """JAX with these settings, in this thread. Gives those that they replace."""
+    import jax
+
+    now = {name: getattr(jax.config, f"jax_{name}") for name in wanted}
+    replaced = {name: value for name, value in now.items() if value != wanted[name]}
+    with contextlib.ExitStack() as stack:
+        for name in replaced:
+            stack.enter_context(getattr(jax, name)(wanted[name]))
+        yield replaced
 
 
 def with_cpu(platforms: str) -> str:

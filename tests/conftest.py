@@ -15,6 +15,7 @@ import jax  # noqa: E402
 from tests.laws.process import MARK, wait_until_gone  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_enable_x64", True)  # tests compute in double precision what they compare with
 
 settings.register_profile("lockstep", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("lockstep")

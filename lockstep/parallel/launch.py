@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lockstep.errors import LockstepError, UsageError
+from lockstep.launched import is_launched
 from lockstep.parallel.watchdog import GRACE_S
 
 if TYPE_CHECKING:
@@ -27,14 +28,6 @@ if TYPE_CHECKING:
 
 BY_HAND = "stopped by Ctrl-C."
 STATUS_FILE = "LOCKSTEP_STATUS_FILE"  # where the root leaves its exit status
-
-# Set by launchers for every process they start: MPICH and Intel MPI, Open MPI, Slurm with PMIx.
-MARKS = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK")
-
-
-def is_launched() -> bool:
-    """Whether an MPI launcher started this process as one of several."""
-    return any(name in os.environ for name in MARKS)
 
 
 @functools.cache
@@ -58,7 +51,7 @@ def _uncaught(comm: Mpi, kind: type[BaseException], error: BaseException, trace:
     status = error.status if isinstance(error, LockstepError) else 1
     told = f"failed:\n{''.join(traceback.format_exception(kind, error, trace))}"
     if isinstance(error, KeyboardInterrupt):
-        status, told = 130, BY_HAND
+        status, told = 130, str(error) or BY_HAND
     comm.fail(status, told)
     if comm.rank:
         time.sleep(GRACE_S)  # all have failed: the root tells, and ends this rank too
@@ -73,8 +66,8 @@ def together(comm: Comm) -> Iterator[None]:
     except LockstepError as error:
         comm.fail(error.status, str(error))
         raise
-    except KeyboardInterrupt:
-        comm.fail(130, BY_HAND)
+    except KeyboardInterrupt as stopped:
+        comm.fail(130, str(stopped) or BY_HAND)
         raise
     except BaseException:
         comm.fail(1, f"failed:\n{traceback.format_exc()}")

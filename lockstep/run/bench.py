@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from matplotlib import pyplot
 from lockstep.errors import FileFault, LockstepError, UsageError
 from lockstep.experiment import Config, Layout, Mode, Watch, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel.launch import end_with_parent
+from lockstep.run.interrupt import stopped_by_exception
 from lockstep.run.plot import save_picture
 from lockstep.run.report import read_metrics
 from lockstep.run.timeline import FILE
@@ -125,13 +125,12 @@ def bench(config: Config, chosen: list[Layout], repeats: int, trace: Path | None
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    """A directory that is removed in the end, also when that is SIGTERM."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        with tempfile.TemporaryDirectory(prefix="lockstep-bench-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """A directory that is removed in the end, also when that is a signal."""
+    with (
+        stopped_by_exception(),
+        tempfile.TemporaryDirectory(prefix="lockstep-bench-", ignore_cleanup_errors=True) as folder,
+    ):
+        yield Path(folder)
 
 
 def _train(config: Config, folder: Path, name: str) -> Path:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lockstep import foreign
 
-
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """A run was stopped by a signal, with its checkpoint written."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.status = 128 + number
+    def __init__(self, number: int, run: Path) -> None:
+        self.signal, self.status = signal.Signals(number).name, 128 + number
+        super().__init__(f"stopped by {self.signal}; continue with: lockstep resume {run}")
 
 
 class Interrupt:
-    """While it is entered, `number` is the signal that asked to stop, or None."""
+    """While it is entered, `number` is the signal that asked to stop, or None.
+
+    One that is entered within another knows what the other was asked. This module imports no JAX, which takes a
+    second: signals are in its hands before.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -29,10 +34,14 @@ class Interrupt:
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             self._before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
+            outer = getattr(self._before[signal.SIGINT], "__self__", None)
+            self.number = outer.number if isinstance(outer, Interrupt) else None
         return self
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
+            from lockstep import foreign
+
             foreign.raise_from_signal(KeyboardInterrupt(), frame)
             return
         self.number = number
@@ -41,3 +50,19 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stopped_by_exception() -> Iterator[None]:
+    """Within it signals raise exceptions, for work that has something to clean up."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _exit}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)

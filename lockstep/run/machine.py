@@ -21,7 +21,7 @@ from lockstep.envs.make import Env, make, one_command, spec_of
 from lockstep.errors import UsageError
 from lockstep.experiment import Experiment
 from lockstep.run.directory import write_file
-from lockstep.runtime import cache_directory
+from lockstep.runtime import cache_directory, own_settings
 
 COPIES = 4  # of an update's data: collected, by lane, as the networks see it, shuffled
 PACKAGES = ("lockstep-rl", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco", "box2d")
@@ -85,8 +85,9 @@ def _kernels() -> str:
 
     x = np.sin(np.arange(37 * 37, dtype=np.float32)).reshape(37, 37)
     sha = hashlib.sha256()
-    for result in jax.jit(kernels)(x):
-        sha.update(np.asarray(result).tobytes())
+    with own_settings():
+        for result in jax.jit(kernels)(x):
+            sha.update(np.asarray(result).tobytes())
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_file(file, sha.hexdigest().encode())

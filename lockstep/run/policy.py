@@ -20,10 +20,12 @@ from lockstep.experiment import Experiment
 from lockstep.run import checkpoint, directory
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.programs import Recipe, actor_of, assemble
+from lockstep.runtime import own_settings
 
 TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
 
 
+@own_settings()
 def first_learner(algorithm: Algorithm, seed: int) -> Learner:
     key_data = jnp.asarray(words(seed, Purpose.INIT))
     return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
@@ -31,7 +33,8 @@ def first_learner(algorithm: Algorithm, seed: int) -> Learner:
 
 def learner_from(arrays: dict[str, np.ndarray], algorithm: Algorithm, path: Path) -> Learner:
     """The learner a checkpoint holds, if it is one of this algorithm and environment."""
-    template = jax.eval_shape(algorithm.init, jax.random.key(0))
+    with own_settings():
+        template = jax.eval_shape(algorithm.init, jax.random.key(0))
     try:
         return tree.from_paths(template, arrays)
     except ValueError as error:

@@ -16,10 +16,12 @@ from lockstep.core import Algorithm, Array, Learner, Metrics, Policy, Spec, Traj
 from lockstep.experiment import Experiment, algorithm_name
 from lockstep.networks import mlp_policy
 from lockstep.parallel.lanes import Exchange, LaneBlock
+from lockstep.runtime import own_settings
 
 KEPT = 8  # as many experiments' programs stay in memory
 
 
+@own_settings()
 def assemble(experiment: Experiment, spec: Spec, budget: Array | None = None) -> tuple[Policy, Algorithm]:
     """The experiment's policy and algorithm, for environments of this spec.
 

@@ -42,6 +42,7 @@ from lockstep.run.progress import Progress
 from lockstep.run.report import Observer, Reporter, Silent, Update
 from lockstep.run.saver import Saver
 from lockstep.run.timeline import Timeline, Untimed
+from lockstep.runtime import own_settings
 
 SOLO = Solo()
 
@@ -233,7 +234,7 @@ def _run(
         if not start.resumed:
             _name_the_idle(experiment, learner, reporter.say)
         report, save = timeline.around("report", reporter.report), timeline.around("save", saver.save_when_due)
-        progress, digest, stop = start.progress, tree.digest(learner), None
+        progress, digest, stop = start.progress, tree.digest(learner), _asked_to_stop(comm.share(interrupt.number))
         if start.saved is None:
             saver.save(progress, learner, collector)
         began = time.perf_counter()
@@ -269,7 +270,7 @@ def _run(
         saver.save(progress, learner, collector, last=True)
         timeline.write(path, comm)
     if stop is not None and progress.steps < end:
-        raise Interrupted(stop)
+        raise Interrupted(stop, path)
     return Run(path, progress.steps, progress.updates, progress.returns[0], progress.best, digest)
 
 
@@ -302,7 +303,12 @@ def _agree(
         raise NumericFault(_difference(comm, learner))
     merged = sorted(episode for mine, _, _, _ in told for episode in mine)
     made = sum(count for _, count, _, _ in told)
-    return merged, made, next((number for _, _, _, number in told if number is not None), None)
+    return merged, made, _asked_to_stop([number for *_, number in told])
+
+
+def _asked_to_stop(numbers: list[int | None]) -> int | None:
+    """The signal by which one of the ranks was asked to stop, if any was."""
+    return next((number for number in numbers if number is not None), None)
 
 
 def _difference(comm: Comm, learner: Learner) -> str:
@@ -392,10 +398,12 @@ class _Update:
 
     def compile(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> None:
         """Only that, for what is of this shape: the program is on disk then."""
-        self._program.lower(learner, trajectory, key_data, self._budget).compile()
+        with own_settings():
+            self._program.lower(learner, trajectory, key_data, self._budget).compile()
 
     def __call__(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, Metrics]:
-        return self._program(learner, trajectory, key_data, self._budget)
+        with own_settings():
+            return self._program(learner, trajectory, key_data, self._budget)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

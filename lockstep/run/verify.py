@@ -17,6 +17,7 @@ from lockstep.experiment import Config, Layout, Watch, checked
 from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint, Damaged
+from lockstep.run.interrupt import stopped_by_exception
 from lockstep.run.report import Screen, Update, read_metrics
 from lockstep.run.train import Start, had_another_schedule, refuse_another_experiment, rerun
 
@@ -72,7 +73,7 @@ def verify(run: Path, layout: Layout, wanted: Slice, comm: Comm) -> str:
     work = comm.on_root(lambda: _work(evidence(run, layout, wanted)))
     comparison = Comparison(work, comm.rank == 0)
     comparison.begin()
-    with tempfile.TemporaryDirectory() as scratch:
+    with stopped_by_exception(), tempfile.TemporaryDirectory() as scratch:
         rerun(Path(scratch), work.config, work.start, lambda *_: comparison, comm)
     count = work.last - work.first + 1
     return f"updates {work.first} to {work.last}: {count} digests equal, {work.checkpoints} checkpoints intact"

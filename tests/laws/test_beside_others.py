@@ -1,0 +1,126 @@
+"""What a script or a notebook does with JAX itself changes no bits of a run, and a run changes none of its programs."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.laws.process import digest_in, options, run
+
+# So wide that the number of threads shows: a process with two has another digest.
+WIDE = {"policy.hidden": [256, 256], "algo.minibatch": 2048, "steps": 4096, "watch.eval_every": 0, "seed": 3}
+
+BEFORE = """
+import jax, jax.numpy as jnp
+jax.devices(), jax.random.key(0), jnp.ones(3) @ jnp.ones(3)
+"""
+
+TRAINED = """
+import json, sys
+import lockstep
+print(lockstep.train("pendulum", logdir=sys.argv[1], settings=json.loads(sys.argv[2])).digest)
+"""
+
+MIXED = """
+import sys
+import gymnasium, jax, jax.numpy as jnp, numpy as np
+from gymnasium.envs.classic_control import PendulumEnv
+
+twice = jax.jit(lambda x: 2 * x)
+seen = set()
+
+def look():
+    dtypes = twice(np.ones(2)).dtype, jnp.ones(2).dtype, jax.random.key(0).dtype
+    seen.add((*map(str, dtypes), jax.config.jax_enable_x64))
+
+class Looking(PendulumEnv):
+    def reset(self, **given):
+        look()
+        return super().reset(**given)
+
+    def step(self, action):
+        look()
+        return super().step(action)
+
+gymnasium.register("Looking-v0", Looking, max_episode_steps=200)
+look()
+before = set(seen)
+import lockstep
+settings = {"steps": 512, "collect.steps": 32, "watch.eval_every": 256, "watch.eval_episodes": 1}
+found = lockstep.train("Looking-v0", logdir=sys.argv[1], settings=settings)
+look()
+lockstep.load(found.path).act(np.zeros(3, np.float32))
+look()
+lockstep.resume(found.path, steps=768)
+look()
+assert seen == before and len(seen) == 1, seen
+"""
+
+
+def script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest on the command line."""
+    done = run("train", "pendulum", *options(WIDE), "--logdir", str(tmp_path_factory.mktemp("typed")))
+    assert done.returncode == 0, done.stderr
+    return digest_in(done.stdout)
+
+
+def test_jax_used_before_gives_the_digest_of_the_command_line(tmp_path: Path, typed: str) -> None:
+    done = script(BEFORE + TRAINED, str(tmp_path), json.dumps(WIDE))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [typed]
+
+
+@pytest.mark.slow
+def test_a_notebook_that_uses_jax_first_gives_the_digest_of_the_command_line(tmp_path: Path, typed: str) -> None:
+    pytest.importorskip("nbclient", reason="a real kernel: pip install nbclient ipykernel")
+    import nbformat
+    from nbclient import NotebookClient
+
+    code = TRAINED.replace("sys.argv[1]", repr(str(tmp_path))).replace("sys.argv[2]", repr(json.dumps(WIDE)))
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (BEFORE, code)])
+    NotebookClient(book, timeout=300).execute()
+    told = "".join(output.get("text", "") for output in book.cells[1].outputs if output.get("name") == "stdout")
+    assert told.split() == [typed]
+
+
+def test_a_users_own_programs_are_as_they_were_before_between_and_within_updates(tmp_path: Path) -> None:
+    done = script(MIXED, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+LOOP = """
+import sys
+import lockstep
+for seed in range(3):
+    try:
+        lockstep.train("pendulum", logdir=sys.argv[1], name=str(seed), settings={"seed": seed})
+    except Exception:
+        print("swallowed")
+    except KeyboardInterrupt as stopped:
+        print(type(stopped).__name__, stopped.status, stopped)
+        break
+"""
+
+
+def test_ctrl_c_in_a_script_is_a_keyboard_interrupt_that_says_how_to_go_on(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("0/metrics.csv")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=120)
+    path = tmp_path / "0"
+    assert told.strip() == f"Interrupted 130 stopped by SIGINT; continue with: lockstep resume {path}"
+    assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == [path]
