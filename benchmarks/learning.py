@@ -3,20 +3,26 @@
 Trains every preset with every algorithm and seed through the command line and evaluates the final policy without noise.
 With --write, benchmarks/learning.json keeps what was found and the tables of benchmarks/learning.md are made from it;
 what stands there under "What was tried" is written by hand. Runs that are there already are not made again.
+
+--check N makes N rows again that are picked at random, each with the code of the commit that made it, and compares
+digests. A row of another kind of CPU is not checkable here: that it was tried never counts as that it holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import json
 import os
+import random
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep.experiment import Experiment, resolve
 from lockstep.run.checkpoint import newest
@@ -66,17 +72,32 @@ BARS: dict[str, dict[str, float]] = {  # algorithm -> preset -> the return to re
 Found = dict[str, dict[str, dict[str, dict[str, Any]]]]  # algorithm -> preset -> seed -> what was found
 
 
-def lockstep(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "lockstep", *arguments], capture_output=True, text=True)
+def lockstep(*arguments: str, code: Path = HERE.parent) -> str:
+    """What a command prints, of the code in this folder."""
+    command, env = [sys.executable, "-m", "lockstep", *arguments], {**os.environ, "PYTHONPATH": str(code)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=code)
     if done.returncode:
         raise SystemExit(f"lockstep {' '.join(arguments)}: {done.stderr}")
     return done.stdout
 
 
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def commit() -> str:
+    """Of the code that is here, which must be one."""
+    if changed := git("status", "--porcelain", "--", "../lockstep"):
+        raise SystemExit(
+            f"rows are kept with the commit that made them, and the code has changes of its own:\n{changed}"
+        )
+    return git("rev-parse", "--short", "HEAD")
+
+
 def trained(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> Path:
     """The run of a preset, algorithm and seed, made or brought to its end where need be."""
     preset, algo, seed = job
-    run = logdir / f"{preset}-{algo}-s{seed}"
+    run = logdir.absolute() / f"{preset}-{algo}-s{seed}"
     options = [option for setting in sets for option in ("--set", setting)]
     if run.exists():
         lockstep("resume", str(run))
@@ -86,7 +107,7 @@ def trained(job: tuple[str, str, int], logdir: Path, sets: list[str]) -> Path:
     return run
 
 
-def measured(job: tuple[str, str, int], logdir: Path, sets: list[str], found: Found) -> dict[str, Any]:
+def measured(job: tuple[str, str, int], logdir: Path, sets: list[str], found: Found, made_by: str) -> dict[str, Any]:
     """The evaluation and digest of a run; what was found before, if the learner is the same."""
     preset, algo, seed = job
     run = trained(job, logdir, sets)
@@ -104,8 +125,13 @@ def measured(job: tuple[str, str, int], logdir: Path, sets: list[str], found: Fo
         "digest": digest[:12],
         "experiment": experiment.digest[:12],
         "budget": experiment.steps,
-        "cpu": newest(run)[1].machine["kernels"][:8],
+        "cpu": kind_of_cpu(run),
+        "commit": made_by,
     }
+
+
+def kind_of_cpu(run: Path) -> str:
+    return str(newest(run)[1].machine["kernels"])[:8]
 
 
 def kept() -> Found:
@@ -134,6 +160,7 @@ def row(algo: str, preset: str, seeds: dict[str, dict[str, Any]]) -> str:
         ", ".join(f"{value:.1f}" for value in returns),
         ", ".join(f"`{result['digest']}`" for result in results),
         ", ".join(sorted({result.get("cpu", FIRST) for result in results})),
+        ", ".join(sorted({result["commit"] for result in results})),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -150,7 +177,9 @@ digest on the same package versions and kind of CPU. One run is `lockstep train 
 more than its budget. The kind of CPU is told by the fingerprint of its arithmetic (`kernels` in a run's manifests):
 `b9160d27` is an AMD EPYC with AVX2, where `lockstep train pendulum --steps 20000 --seed 3` has the digest
 `7cb333842cf5`, as on the first kind, of rows made before this was kept; `2879f44c` is an Intel Xeon with AVX-512, where
-it has `5885b7c7f01b`.
+it has `5885b7c7f01b`; `8ee1c070` is an AMD EPYC with AVX-512. The commit is that of the code that made a row: another
+one may give other digests (CHANGELOG.md says which changes do). `python -m benchmarks.learning --check 3` makes three rows
+again, each with its own.
 """
     ]
     for algo in BARS:
@@ -159,11 +188,62 @@ it has `5885b7c7f01b`.
             rows = "\n".join(row(algo, preset, presets[preset]) for preset in order if preset in presets)
             parts.append(f"""## {algo}
 
-| preset | environment | steps | return | bar | | each seed | digests | CPU |
-|---|---|---|---|---|---|---|---|---|
+| preset | environment | steps | return | bar | | each seed | digests | CPU | commit |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 """)
     return "\n".join(parts)
+
+
+class Verdict(NamedTuple):
+    row: str
+    held: bool | None  # None: made on another kind of CPU, so nothing is known
+    why: str
+
+
+def check(count: int, found: Found) -> int:
+    """Make so many rows again that can be checked here; how many are not what they were."""
+    rows = [
+        (algo, preset, seed, result)
+        for algo, presets in found.items()
+        for preset, seeds in presets.items()
+        for seed, result in seeds.items()
+    ]
+    random.shuffle(rows)
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as scratch:
+        while rows and sum(verdict.held is not None for verdict in verdicts) < count:
+            verdicts.append(again(*rows.pop(), Path(scratch)))
+            print(f"{verdicts[-1].row}: {verdicts[-1].why}", flush=True)
+    held, differ = (sum(verdict.held is value for verdict in verdicts) for value in (True, False))
+    print(f"{held} rows hold, {differ} do not, {len(verdicts) - held - differ} were not checkable here")
+    return differ
+
+
+def again(algo: str, preset: str, seed: str, kept: dict[str, Any], scratch: Path) -> Verdict:
+    """A row made once more by the code that made it, if this is its kind of CPU."""
+    name = f"{preset} {algo} seed {seed}"
+    made_by, cpu, here = kept["commit"], kept.get("cpu", FIRST), this_cpu(scratch)
+    if cpu not in (here, FIRST):
+        return Verdict(name, None, f"not checkable here: it was made on CPU {cpu}, this is {here}")
+    code = scratch / made_by
+    if not code.exists():
+        subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(HERE.parent), str(code)], check=True)
+        subprocess.run(["git", "-C", str(code), "checkout", "--quiet", made_by], check=True)
+    run = scratch / f"{preset}-{algo}-{seed}"
+    where = ["--algo", algo, "--seed", seed, "--logdir", str(scratch), "--name", run.name]
+    digest = lockstep("train", preset, *where, code=code).split()[-1][:12]
+    if digest == kept["digest"]:
+        return Verdict(name, True, f"holds, {digest}")
+    if cpu == FIRST:
+        return Verdict(name, None, f"not checkable here: its kind of CPU was not kept, and {here} gives {digest}")
+    return Verdict(name, False, f"DIFFERS: kept is {kept['digest']}, made was {digest}")
+
+
+@functools.cache
+def this_cpu(scratch: Path) -> str:
+    lockstep("train", "pendulum", "--steps", "1", "--logdir", str(scratch), "--name", "cpu")
+    return kind_of_cpu(scratch / "cpu")
 
 
 def main() -> None:
@@ -175,16 +255,19 @@ def main() -> None:
     options.add_argument("--logdir", type=Path, default=Path("runs/learning"))
     options.add_argument("--set", action="append", default=[], help="for runs that are not there yet")
     options.add_argument("--write", action="store_true")
+    options.add_argument("--check", type=int, metavar="N", help="make N rows again, picked at random")
     given = options.parse_args()
+    if given.check:
+        sys.exit(min(1, check(given.check, kept())))
     work = [
         (preset, algo, int(seed))
         for seed in given.seeds.split(",")
         for algo in given.algo.split(",")
         for preset in given.presets or BARS[algo]
     ]
-    found = kept() if given.write else {}
+    found, made_by = kept() if given.write else {}, commit() if given.write else ""
     with ThreadPoolExecutor(given.jobs) as pool:
-        results = list(pool.map(lambda job: measured(job, given.logdir, given.set, found), work))
+        results = list(pool.map(lambda job: measured(job, given.logdir, given.set, found, made_by), work))
     for (preset, algo, seed), result in zip(work, results, strict=True):
         found.setdefault(algo, {}).setdefault(preset, {})[str(seed)] = result
     print(tables(found))
