@@ -178,8 +178,8 @@ more than its budget. The kind of CPU is told by the fingerprint of its arithmet
 `b9160d27` is an AMD EPYC with AVX2, where `lockstep train pendulum --steps 20000 --seed 3` has the digest
 `7cb333842cf5`, as on the first kind, of rows made before this was kept; `2879f44c` is an Intel Xeon with AVX-512, where
 it has `5885b7c7f01b`; `8ee1c070` is an AMD EPYC with AVX-512. The commit is that of the code that made a row: another
-one may give other digests (CHANGELOG.md says which changes do). `python -m benchmarks.learning --check 3` makes three rows
-again, each with its own.
+one may give other digests (CHANGELOG.md says which changes do). `python -m benchmarks.learning --check 3` makes three
+rows again, each with its own.
 """
     ]
     for algo in BARS:

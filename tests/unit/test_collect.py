@@ -20,6 +20,7 @@ from lockstep.core import Learner, Trajectory
 from lockstep.envs.episodes import Rollout
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import Env, one_command
+from lockstep.errors import NumericFault
 from lockstep.networks import MLP, mlp_policy
 
 LANES, E, T, SEED = 2, 2, 70, 5
@@ -195,6 +196,19 @@ def test_environments_are_stepped_in_the_thread_that_asks(monkeypatch: pytest.Mo
         for update in range(20):
             collector.collect(jax.tree.map(np.array, learner), words(SEED, Purpose.ACT, update))
     assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_actions_that_are_no_numbers_are_the_policys_fault_and_reach_no_environment(wrong: float) -> None:
+    with LocalEnvs(Env("Pendulum-v1"), SEED, range(LANES * E)) as envs:
+        collector, learner = made(envs)
+        collector.start()
+        before = collector.open_episodes()
+        bias = np.full_like(learner.params["policy"]["layer1"]["bias"], wrong)
+        learner.params["policy"]["layer1"]["bias"] = bias
+        with pytest.raises(NumericFault, match=r"the policy chose the action \[(nan|inf)\] in environment 0"):
+            collector.collect(learner, words(SEED, Purpose.ACT, 0))
+        np.testing.assert_equal(collector.open_episodes(), before)
 
 
 INTERRUPTED = """
