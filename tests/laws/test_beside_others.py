@@ -81,9 +81,8 @@ def test_jax_used_before_gives_the_digest_of_the_command_line(tmp_path: Path, ty
     assert done.stdout.split() == [typed]
 
 
-@pytest.mark.slow
 def test_a_notebook_that_uses_jax_first_gives_the_digest_of_the_command_line(tmp_path: Path, typed: str) -> None:
-    pytest.importorskip("nbclient", reason="a real kernel: pip install nbclient ipykernel")
+    """In a real kernel of Jupyter's."""
     import nbformat
     from nbclient import NotebookClient
 
