@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from lockstep.envs.make import is_finite
 from lockstep.errors import NumericFault
 from lockstep.foreign import Buffers
 from lockstep.parallel.lanes import LaneBlock
-from lockstep.runtime import cpu, jax_settings, own_settings
+from lockstep.runtime import JaxSettings, cpu, own_settings
 
 TURN = "lockstep_turn"  # as compiled programs name it
 AT_ONCE = 2**15  # bytes of an array that XLA copies before it does anything else
@@ -93,9 +93,9 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
 
     def act(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn) -> int:
         with own_settings() as theirs:
-            return run(learner, observation, noise, turn, theirs)
+            return run(learner, observation, noise, turn, JaxSettings(theirs))
 
-    def run(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn, theirs: dict[str, Any]) -> int:
+    def run(learner: Learner, observation: np.ndarray, noise: Array, turn: Turn, users: JaxSettings) -> int:
         made, over, raised, stepped = 0, False, [], foreign.in_full_range(turn)
 
         def take(t: int, action: np.ndarray) -> np.ndarray | None:
@@ -103,7 +103,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             try:
                 if t != made:
                     raise KeyboardInterrupt  # it came when the turn before was called, which did not happen
-                with jax_settings(theirs):  # environments may use JAX too
+                with users:  # environments may use JAX too
                     seen = stepped(t, action)
                 made, over = made + 1, seen is None
                 return seen

@@ -8,7 +8,8 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,27 +94,41 @@ def cpu() -> jax.Device:
     return own_cpu() or jax.local_devices(backend="cpu")[0]
 
 
-@contextlib.contextmanager
-def own_settings() -> Iterator[dict[str, Any]]:
-    """JAX as our programs need it, in this thread. Gives the settings that `jax_settings` has to bring back."""
+class JaxSettings(contextlib.ContextDecorator):
+    """JAX with these settings, in this thread. Entered, it gives those that they replace."""
+
+    def __init__(self, wanted: Mapping[str, Any]) -> None:
+        self._wanted = wanted
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> dict[str, Any]:
+        import jax
+
+        now, wanted = jax.config, self._wanted
+        replaced = {name: value for name in wanted if (value := getattr(now, f"jax_{name}")) != wanted[name]}
+        self._entered = [getattr(jax, name)(wanted[name]) for name in replaced]
+        for setting in self._entered:
+            setting.__enter__()
+        return replaced
+
+    def __exit__(self, *error: Any) -> None:
+        for setting in reversed(self._entered):
+            setting.__exit__(*error)
+
+    def _recreate_cm(self) -> JaxSettings:
+        return JaxSettings(self._wanted)
+
+
+def own_settings() -> JaxSettings:
+    """JAX as our programs need it; what they replace brings a user's own settings back within them."""
+    return JaxSettings(_needed())
+
+
+@functools.cache
+def _needed() -> dict[str, Any]:
     import jax
 
-    device = own_cpu() if jax.default_backend() == "cpu" else None
-    with jax_settings({**SETTINGS, "default_device": device}) as before:
-        yield before
-
-
-@contextlib.contextmanager
-def jax_settings(wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """JAX with these settings, in this thread. Gives those that they replace."""
-    import jax
-
-    now = {name: getattr(jax.config, f"jax_{name}") for name in wanted}
-    replaced = {name: value for name, value in now.items() if value != wanted[name]}
-    with contextlib.ExitStack() as stack:
-        for name in replaced:
-            stack.enter_context(getattr(jax, name)(wanted[name]))
-        yield replaced
+    return {**SETTINGS, "default_device": own_cpu() if jax.default_backend() == "cpu" else None}
 
 
 def with_cpu(platforms: str) -> str:

@@ -25,10 +25,10 @@ from lockstep.runtime import own_settings
 TILE = 8  # observations are acted on so many at a time: one shape, so one answer however many there are
 
 
-@own_settings()
 def first_learner(algorithm: Algorithm, seed: int) -> Learner:
-    key_data = jnp.asarray(words(seed, Purpose.INIT))
-    return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
+    with own_settings():
+        key_data = jnp.asarray(words(seed, Purpose.INIT))
+        return algorithm.init(jax.random.wrap_key_data(key_data, impl="threefry2x32"))
 
 
 def learner_from(arrays: dict[str, np.ndarray], algorithm: Algorithm, path: Path) -> Learner:

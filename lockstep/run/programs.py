@@ -21,17 +21,17 @@ from lockstep.runtime import own_settings
 KEPT = 8  # as many experiments' programs stay in memory
 
 
-@own_settings()
 def assemble(experiment: Experiment, spec: Spec, budget: Array | None = None) -> tuple[Policy, Algorithm]:
     """The experiment's policy and algorithm, for environments of this spec.
 
     Inside a compiled program the budget is one of its arguments: another number of steps is no other program.
     """
-    policy = mlp_policy(experiment.policy, spec)
-    steps = experiment.steps if budget is None else budget
-    setup = Setup(policy, spec, experiment.normalize, steps, lanes=experiment.lanes, rows=experiment.rows)
-    setup = setup._replace(padded=experiment.collect.episodes > 0)
-    return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
+    with own_settings():
+        policy = mlp_policy(experiment.policy, spec)
+        steps = experiment.steps if budget is None else budget
+        setup = Setup(policy, spec, experiment.normalize, steps, lanes=experiment.lanes, rows=experiment.rows)
+        setup = setup._replace(padded=experiment.collect.episodes > 0)
+        return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
 
 
 class Recipe:
