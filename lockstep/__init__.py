@@ -56,7 +56,8 @@ def train(
         with together(comm):
             label, chosen = _chosen(config, algo, settings, comm.size)
             experiment = chosen.experiment
-            name = name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+            if name is None:
+                name = directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
             return run_train(chosen, logdir, name, comm)
 
 

@@ -81,7 +81,10 @@ def _train(options: argparse.Namespace) -> int:
     resolved = resolve(options.name_or_env, options.algo, settings)
     experiment = resolved.experiment
     label = Path(options.name_or_env).stem
-    name = options.name or directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+    name = options.name
+    if name is None:
+        name = directory.new_name(label, algorithm_name(experiment.algo), experiment.seed)
+    directory.check_name(name)
     path = Path(options.logdir) / name
     if not is_launched():
         if (tuned := preset_for(options.name_or_env)) is not None:
@@ -135,7 +138,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _finish(work: Callable[[Comm], Run], path: Path) -> int:
     """Train, and say how it ended; the last line is the digest."""
-    return _together(lambda comm: _summary(work(comm)), _continue(path))
+    return _together(lambda comm: _summary(work(comm)._replace(path=path)), _continue(path))
 
 
 def _continue(path: Path) -> str:

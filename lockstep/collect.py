@@ -284,13 +284,14 @@ class Collector:
 
     def accepts(self, record: dict[str, np.ndarray]) -> bool:
         """Whether these can be the running episodes of all lanes' environments."""
-        mine = self.open_episodes()
-        if record.keys() != mine.keys() or (record["length"] < 0).any():
+        mine, last = self.open_episodes(), self._first + len(self._envs)
+        kinds, expected = ({k: (a.dtype, a.ndim, a.shape[1:]) for k, a in arrays.items()} for arrays in (record, mine))
+        if kinds != expected:
             return False
-        alike = all(record[k].dtype == mine[k].dtype and record[k].shape[1:] == mine[k].shape[1:] for k in mine)
-        last = self._first + len(self._envs)
+        length, actions = record["length"], len(record["actions"])
         rows = {len(record[name]) for name in mine if name != "actions"}
-        return alike and len(rows) == 1 and rows.pop() >= last and len(record["actions"]) == record["length"].sum()
+        fits = len(rows) == 1 and rows.pop() >= last and length.sum() == actions
+        return bool(fits and (record["episode"] >= 0).all() and (length >= 0).all() and (length <= actions).all())
 
     def restore(self, record: dict[str, np.ndarray]) -> list[int]:
         """Rebuild the running episodes from those of all lanes. Returns the environments that did not repeat."""

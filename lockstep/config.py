@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field
 from typing import Any
 
 from lockstep.errors import UsageError, nearest
@@ -24,13 +25,33 @@ def build(cls: type, data: dict[str, Any], choose: Choose) -> Any:
     return built
 
 
-def dump(settings: Any) -> dict[str, Any]:
+# Metadata of a setting that came after runs were made without it: `field(default=..., metadata=LATER)`.
+LATER = {"later": True}
+
+
+def dump(settings: Any, fields: Callable[[Any], Iterable[Field]] = dataclasses.fields) -> dict[str, Any]:
     """The nested dictionary that `build` takes back."""
     return {
-        field.name: dump(value) if dataclasses.is_dataclass(value) else _plain(value)
-        for field in dataclasses.fields(settings)
+        field.name: dump(value, fields) if dataclasses.is_dataclass(value) else _plain(value)
+        for field in fields(settings)
         for value in [getattr(settings, field.name)]
     }
+
+
+def counted(settings: Any) -> list[Field]:
+    """The fields that tell an experiment from others: a later one only where it differs from its default.
+
+    So what an older version wrote is still of the same experiment.
+    """
+    return [field for field in dataclasses.fields(settings) if not _is_unused_later(field, settings)]
+
+
+def _is_unused_later(field: Field, settings: Any) -> bool:
+    if "later" not in field.metadata:
+        return False
+    factory = field.default_factory
+    default = field.default if factory is dataclasses.MISSING else factory()
+    return bool(getattr(settings, field.name) == default)
 
 
 def keys(cls: type, choose: Choose, data: dict[str, Any], prefix: str = "") -> list[str]:

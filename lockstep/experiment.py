@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
-from lockstep import config
+from lockstep import config, files
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
 from lockstep.core import Discrete
 from lockstep.envs.make import Env, check_id, longest_episode, spec_for
-from lockstep.errors import UsageError, nearest
+from lockstep.errors import FileFault, UsageError, nearest
 from lockstep.networks import MLP
 from lockstep.ranges import Count, Natural, NonNegative, Positive
 
@@ -74,7 +75,7 @@ class Experiment:
     @property
     def digest(self) -> str:
         """Of everything but the budget: runs with the same one can continue each other."""
-        data = {name: value for name, value in to_dict(self).items() if name != "steps"}
+        data = {name: value for name, value in to_dict(self, config.counted).items() if name != "steps"}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
@@ -131,9 +132,9 @@ def checked(settings: Config) -> Config:
     return settings
 
 
-def to_dict(settings: Any) -> dict[str, Any]:
+def to_dict(settings: Any, fields: Callable[[Any], Iterable[Field]] = dataclasses.fields) -> dict[str, Any]:
     """Nested dictionaries that `from_dict` takes back, the algorithm by name."""
-    data = config.dump(settings)
+    data = config.dump(settings, fields)
     table = data.get("experiment", data)
     algo = settings.experiment.algo if isinstance(settings, Config) else settings.algo
     if isinstance(settings, Config | Experiment):
@@ -183,9 +184,10 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"'{path}' can't be read: {error.strerror}.") from error
+        file = Path(os.path.realpath(path)) if path.is_symlink() else path  # the user's own: it may be a link
+        return tomllib.loads(files.read(file, files.TEXT).decode())
+    except FileFault as error:
+        raise UsageError(str(error)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"'{path}' is not TOML: {error}.") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -132,7 +134,40 @@ class FiveActions(gymnasium.Env):
         return np.float32([self._time / len(self.RIGHT)])
 
 
+class Wanderer(Obedient):
+    """Changes the working directory."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, where: str, render_mode: str | None = None) -> None:
+        super().__init__()
+        self._where, self.render_mode = where, render_mode
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        os.chdir(self._where)
+        return super().step(0)
+
+    def render(self) -> np.ndarray:  # type: ignore[override]
+        return np.zeros((16, 16, 3), np.uint8)
+
+
+class Remover(Obedient):
+    """Removes a directory once it has made so many steps since that is there."""
+
+    def __init__(self, what: str, after: int, render_mode: str | None = None) -> None:
+        super().__init__()
+        self._what, self._left = what, after
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        self._left -= os.path.isdir(self._what)
+        if self._left == 0:
+            shutil.rmtree(self._what, ignore_errors=True)
+        return super().step(0)
+
+
 gymnasium.register("Obedient-v0", Obedient)
 gymnasium.register("FiveActions-v0", FiveActions)
+gymnasium.register("Wanderer-v0", Wanderer)
+gymnasium.register("Remover-v0", Remover)
 gymnasium.register("Careless-v0", Careless)
 OBEDIENT, CARELESS, FIVE = (f"{__name__}:{name}-v0" for name in ("Obedient", "Careless", "FiveActions"))

@@ -22,8 +22,8 @@ from lockstep.errors import FileFault, LockstepError, UsageError
 from lockstep.experiment import Config, Layout, Mode, Watch, algorithm_name, checked, replace_experiment, to_toml
 from lockstep.parallel.launch import end_with_parent
 from lockstep.run.interrupt import stopped_by_exception
+from lockstep.run.metrics import read_metrics
 from lockstep.run.plot import save_picture
-from lockstep.run.report import read_metrics
 from lockstep.run.timeline import FILE
 
 WARM_UP = 3  # updates that are made but not measured: the first ones compile, and fill caches
@@ -116,7 +116,7 @@ def bench(config: Config, chosen: list[Layout], repeats: int, trace: Path | None
         for turn in range(repeats):
             for number, (settings, entry) in enumerate(zip(configs, measured, strict=True)):
                 run = _train(settings, folder, f"{turn}-{number}")
-                entry.runs.append(timing(read_metrics(run)))
+                entry.runs.append(timing(read_metrics(run).rows))
                 print(f"{entry.layout}: {entry.runs[-1].steps_per_second:,.0f} steps/s", file=sys.stderr)
                 if trace is not None:
                     _keep(run / FILE, trace / trace_name(entry.layout))

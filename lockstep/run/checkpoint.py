@@ -9,21 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import reprlib
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
+from lockstep import files
 from lockstep.errors import FileFault
-from lockstep.run.directory import sync_directory, write_file
-from lockstep.run.progress import Progress
+from lockstep.experiment import Config
+from lockstep.run import arrays
+from lockstep.run.directory import CONFIG, METRICS, sync_directory, write_file
+from lockstep.run.progress import Progress, natural
 
 FORMAT = 1
 FOLDER, MANIFEST, SEAL = "checkpoints", "manifest.json", "manifest.sha256"
-MAX_MANIFEST, MAX_ARRAYS = 1 << 20, 4 << 30  # bytes; more than this is no checkpoint of ours
+PREFIX = "step_"
+FILES = LEARNER, EPISODES = "learner.safetensors", "episodes.safetensors"
+SHA256 = re.compile("[0-9a-f]{64}")
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,7 +49,7 @@ class Damaged(FileFault):
 
 
 def name_of(steps: int) -> str:
-    return f"step_{steps:012d}"
+    return f"{PREFIX}{steps:012d}"
 
 
 def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
@@ -57,9 +63,9 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
     shutil.rmtree(side, ignore_errors=True)
     try:
         side.mkdir()
-        groups = {"learner.safetensors": checkpoint.learner, "episodes.safetensors": checkpoint.episodes}
-        files = {name: save(_in_order(arrays)) for name, arrays in groups.items()}
-        for name, content in files.items():
+        groups = {LEARNER: checkpoint.learner, EPISODES: checkpoint.episodes}
+        contents = {name: save(_in_order(group)) for name, group in groups.items()}
+        for name, content in contents.items():
             write_file(side / name, content)
         manifest = {
             "format": FORMAT,
@@ -68,7 +74,7 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
             "machine": checkpoint.machine,
             "exact": checkpoint.exact,
             "budget": checkpoint.budget,
-            "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in files.items()},
+            "files": {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in contents.items()},
         }
         content = json.dumps(manifest, indent=1).encode()
         write_file(side / MANIFEST, content)
@@ -84,9 +90,9 @@ def write(run: Path, checkpoint: Checkpoint, keep: int) -> Path:
     return path
 
 
-def _in_order(arrays: Arrays) -> Arrays:
+def _in_order(group: Arrays) -> Arrays:
     """Safetensors writes memory as it lies: make it lie in C order."""
-    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return {name: np.asarray(array, order="C") for name, array in group.items()}
 
 
 def _is_valid(path: Path) -> bool:
@@ -101,44 +107,99 @@ def read(path: Path) -> Checkpoint:
     """A checkpoint, every byte of it checked; Damaged says what is wrong with it."""
     try:
         manifest = _manifest(path)
-        arrays = {}
-        for name in ("learner.safetensors", "episodes.safetensors"):
-            expected, file = manifest["files"][name], path / name
-            if file.is_symlink() or file.stat().st_size != expected["bytes"] or expected["bytes"] > MAX_ARRAYS:
-                raise Damaged(f"checkpoint '{path}' is damaged: {name} is not {expected['bytes']} bytes long.")
-            content = file.read_bytes()
-            if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-                raise Damaged(f"checkpoint '{path}' is damaged: {name} was changed after it was written.")
-            arrays[name] = load(content)
+        learner, episodes = (_arrays(path / name, manifest["files"][name]) for name in FILES)
+        progress = Progress.from_json(_table(manifest, "progress"))
+        if path.name.startswith(PREFIX) and path.name != name_of(progress.steps):
+            raise ValueError(f"{MANIFEST} is of {progress.steps} steps")
         return Checkpoint(
-            arrays["learner.safetensors"],
-            arrays["episodes.safetensors"],
-            Progress.from_json(manifest["progress"]),
-            str(manifest["experiment"]),
-            dict(manifest["machine"]),
-            bool(manifest["exact"]),
-            None if manifest.get("budget") is None else int(manifest["budget"]),
+            learner,
+            episodes,
+            progress,
+            _hash(manifest, "experiment"),
+            _machine(manifest),
+            _exact(manifest),
+            None if manifest.get("budget") is None else natural(manifest, "budget"),
         )
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
-        raise Damaged(f"checkpoint '{path}' is damaged: {type(error).__name__}: {error}.") from error
+    except KeyError as error:
+        raise Damaged(f"checkpoint '{path}' is damaged: {MANIFEST} has no {error}.") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Damaged(f"checkpoint '{path}' is damaged: {error}.") from error
+
+
+def refuse_another_experiment(run: Path, config: Config, found: Path, saved: Checkpoint) -> None:
+    """A checkpoint is only good for the experiment that wrote it, whatever the budget."""
+    if saved.experiment != config.experiment.digest:
+        raise FileFault(f"'{run / CONFIG}' is not the experiment of '{found}': it was changed.")
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    if file.stat().st_size > MAX_MANIFEST:
-        raise Damaged(f"checkpoint '{path}' is damaged: its manifest is too long.")
-    content = file.read_bytes()
-    if hashlib.sha256(content).hexdigest().encode() != (path / SEAL).read_bytes():
-        raise Damaged(f"checkpoint '{path}' is damaged: {MANIFEST} was changed after it was written.")
+    content = _content(path / MANIFEST, files.TEXT)
+    if hashlib.sha256(content).hexdigest().encode() != _content(path / SEAL, files.TEXT):
+        raise ValueError(f"{MANIFEST} was changed after it was written")
     manifest = json.loads(content)
-    if int(manifest["format"]) > FORMAT:
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{MANIFEST} is not a table")
+    if natural(manifest, "format") > FORMAT:
         raise FileFault(f"checkpoint '{path}' was written by a newer lockstep (format {manifest['format']}).")
-    return dict(manifest)
+    _table(manifest, "files")
+    return manifest
+
+
+def _arrays(file: Path, expected: Any) -> Arrays:
+    """The arrays of a file that the manifest describes."""
+    if not isinstance(expected, dict):
+        raise ValueError(f"{MANIFEST} does not describe {file.name}")
+    size = natural(expected, "bytes")
+    content = _content(file, min(size, files.ARRAYS))
+    if len(content) != size:
+        raise ValueError(f"{file.name} is not {size} bytes long")
+    if hashlib.sha256(content).hexdigest() != _hash(expected, "sha256"):
+        raise ValueError(f"{file.name} was changed after it was written")
+    return arrays.views(content)
+
+
+def _content(file: Path, limit: int) -> bytearray:
+    try:
+        return files.read(file, limit)
+    except FileFault as error:
+        raise ValueError(str(error).removesuffix(".")) from error
+
+
+def _table(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(manifest[name], dict):
+        raise ValueError(f"'{name}' must be a table, not {reprlib.repr(manifest[name])}")
+    return dict(manifest[name])
+
+
+def _hash(table: dict[str, Any], name: str) -> str:
+    if not isinstance(table[name], str) or not SHA256.fullmatch(table[name]):
+        raise ValueError(f"'{name}' must be a SHA-256, not {reprlib.repr(table[name])}")
+    return str(table[name])
+
+
+def _exact(manifest: dict[str, Any]) -> bool:
+    if not isinstance(manifest["exact"], bool):
+        raise ValueError(f"'exact' must be true or false, not {reprlib.repr(manifest['exact'])}")
+    return manifest["exact"]
+
+
+def _machine(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Versions by package, and fingerprints."""
+    machine = _table(manifest, "machine")
+    texts = _table({"versions": {}, **machine}, "versions") | {
+        name: machine[name] for name in ("kernels", "simulation") if name in machine
+    }
+    if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
+        raise ValueError(f"'machine' must have text for '{wrong[0]}', not {reprlib.repr(texts[wrong[0]])}")
+    return machine
 
 
 def listed(run: Path) -> list[Path]:
     """All committed checkpoints, oldest first."""
-    return sorted((run / FOLDER).glob("step_" + "[0-9]" * 12))
+    folder = run / FOLDER
+    if folder.exists() and not folder.is_dir():
+        raise FileFault(f"'{folder}' is not a directory.")
+    return sorted(folder.glob(PREFIX + "[0-9]" * 12))
 
 
 def newest(run: Path) -> tuple[Path, Checkpoint, list[str]]:
@@ -162,8 +223,8 @@ def set_aside(run: Path) -> None:
         if not _is_valid(path):
             remove_if_there(path.with_suffix(".corrupt"))
             path.rename(path.with_suffix(".corrupt"))
-    for leftover in (run / FOLDER).glob(".*"):
-        if leftover.is_dir():
+    for leftover in [*(run / FOLDER).glob(".*"), *run.glob(f".{CONFIG}.*"), *run.glob(f".{METRICS}.*")]:
+        if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink()
@@ -178,8 +239,10 @@ def remove(path: Path) -> None:
 
 
 def remove_if_there(path: Path) -> None:
-    if path.exists():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _retain(run: Path, keep: int, best_steps: int | None) -> None:

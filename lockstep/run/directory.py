@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from lockstep import files
 from lockstep.errors import FileFault, InUse, UsageError
 from lockstep.experiment import Config, from_dict, to_toml
 
 CONFIG, METRICS, LOCK = "config.toml", "metrics.csv", "run.lock"
+WHO = 200  # bytes of the lock that say who holds it, at most
+_locks: set[int] = set()  # descriptors of the locks that this process holds
 
 
 def new_name(preset: str, algo: str, seed: int) -> str:
@@ -25,13 +30,21 @@ def new_name(preset: str, algo: str, seed: int) -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{label}-{algo}-s{seed}-{secrets.token_hex(2)}"
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that is no single directory's, before anything is started."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise UsageError(
+            f"--name {name!r}: a run's name is one directory inside --logdir, such as --name first-try --logdir runs."
+        )
+
+
 def check_writable(logdir: Path) -> None:
     """Refuse a place where a run can't be kept, before anything is started."""
     try:
         existing = next(path for path in [logdir, *logdir.absolute().parents] if path.exists())
         if not existing.is_dir():
             raise NotADirectoryError(20, "is a file, not a directory", str(existing))
-        with tempfile.NamedTemporaryFile(dir=existing) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:  # without a name: nothing can be left of it
             file.write(b"lockstep")
             os.fsync(file.fileno())
     except OSError as error:
@@ -42,20 +55,30 @@ def check_writable(logdir: Path) -> None:
 
 def create(logdir: Path, name: str, config: Config) -> Path:
     """A new run directory with its configuration."""
+    check_name(name)
     path = logdir / name
+    side = logdir / f".{name}.{secrets.token_hex(4)}"  # so that a run is never without its configuration
     try:
-        if path.exists():
-            raise UsageError(
-                f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
-            )
-        side = path.with_name(f".{path.name}.{os.getpid()}")  # so that a run is never without its configuration
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "exists already")
         side.mkdir(parents=True)
         write_config(side, config)
         side.rename(path)
-        sync_directory(path.parent)
+        sync_directory(logdir)
     except OSError as error:
+        shutil.rmtree(side, ignore_errors=True)
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(path):
+            raise UsageError(
+                f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
+            ) from error
         raise FileFault(f"'{path}' can't be created: {error.strerror or error}.") from error
     return path
+
+
+def check_not_gone(path: Path) -> None:
+    """Tell, where a run's directory can't be written to, whether that is because there is none any more."""
+    if not path.is_dir():
+        raise FileFault(f"'{path}' is gone: it was removed or renamed while the run went on, so the run was ended.")
 
 
 def write_config(path: Path, config: Config) -> None:
@@ -65,27 +88,30 @@ def write_config(path: Path, config: Config) -> None:
 def read_config(path: Path) -> Config:
     """A run's configuration, or an error that says what isn't there."""
     file = path / CONFIG
+    if not file.is_file():
+        raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
+    content = files.read(file, files.TEXT)
     try:
-        if not file.is_file():
-            raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
-        content = file.read_text()
-    except OSError as error:
-        raise FileFault(f"'{file}' can't be read: {error.strerror or error}.") from error
-    try:
-        return from_dict(tomllib.loads(content))
+        return from_dict(tomllib.loads(content.decode()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
         raise FileFault(f"{file}: {error}") from error
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """All of it or nothing: written to the side, synced and renamed."""
+def write_file(path: Path, content: bytes | bytearray) -> None:
+    """All of it or nothing: written to the side, synced and renamed. An OSError names the file, and leaves nothing."""
     side = path.with_name(f".{path.name}.{os.getpid()}")
-    with side.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    side.replace(path)
-    sync_directory(path.parent)
+    try:
+        with side.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        side.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            side.unlink(missing_ok=True)
+        error.filename = str(path)
+        raise
 
 
 def sync_directory(path: Path) -> None:
@@ -99,13 +125,31 @@ def sync_directory(path: Path) -> None:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the run directory, or say who does. The lock goes with the process, however that ends."""
-    with (path / LOCK).open("a+") as file:
+    lock = files.open_regular(path / LOCK, os.O_RDWR | os.O_CREAT)
+    _locks.add(lock)
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
-            raise InUse(f"'{path}' is in use by {file.read().strip() or 'another process'}.") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
+            holder = os.pread(lock, WHO, 0).decode(errors="replace").strip()
+            raise InUse(f"'{path}' is in use by {holder or 'another process'}.") from error
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
+    finally:
+        _release(lock)
+
+
+def _release(lock: int) -> None:
+    if lock in _locks:
+        _locks.remove(lock)
+        os.close(lock)
+
+
+def _release_all() -> None:
+    for lock in [*_locks]:
+        _release(lock)
+
+
+os.register_at_fork(after_in_child=_release_all)  # a child of an environment's must not hold what outlives the run

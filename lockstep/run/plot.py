@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from lockstep.errors import FileFault, UsageError, nearest
 from lockstep.experiment import algorithm_name, to_dict
 from lockstep.run import directory
-from lockstep.run.report import read_metrics
+from lockstep.run.metrics import read_metrics
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
 POINTS = 200  # of a drawn curve
@@ -77,7 +78,10 @@ def _groups(runs: list[Path], column: str) -> dict[str, list[Curve]]:
 
 
 def _curve(run: Path, column: str) -> Curve:
-    rows = read_metrics(run) if (run / directory.METRICS).exists() else []
+    found = read_metrics(run)
+    rows = found.rows
+    if found.damage:
+        print(f"lockstep: {found.notes(run)[0]} Its other rows are drawn.", file=sys.stderr)
     if not rows:
         raise UsageError(f"'{run}' has no metrics to draw yet.")
     if column not in rows[0]:

@@ -92,8 +92,10 @@ def find(run: Path, which: str) -> tuple[Path, Checkpoint]:
 def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
     """The policy of a run, from its `newest` or `best` checkpoint or the one at a number of steps."""
     run = Path(run)
-    experiment = directory.read_config(run).experiment
+    config = directory.read_config(run)
     path, saved = find(run, which)
+    checkpoint.refuse_another_experiment(run, config, path, saved)
+    experiment = config.experiment
     spec = spec_for(experiment.env)
     _, algorithm = assemble(experiment, spec)
     learner = learner_from(saved.learner, algorithm, path)

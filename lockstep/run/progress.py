@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from lockstep.collect import Episode
 
+LARGEST = 2**63  # no count is as large
 RECENT = 100  # episodes that the reported return is a mean of
 
 
@@ -61,18 +63,43 @@ class Progress:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Progress:
-        """What `to_json` gave; ValueError, KeyError or TypeError for anything else."""
-        recent = tuple((float(total), int(length)) for total, length in data["recent"])
-        best, best_steps = data["best"], data["best_steps"]
+        """What `to_json` gave; a ValueError or KeyError for anything else."""
+        seconds = _number(data, "seconds")
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"'seconds' must be 0 or more, not {seconds}")
         return Progress(
-            updates=int(data["updates"]),
-            steps=int(data["steps"]),
-            episodes=int(data["episodes"]),
-            seconds=float(data["seconds"]),
-            recent=recent,
-            best=None if best is None else float(best),
-            best_steps=None if best_steps is None else int(best_steps),
+            updates=natural(data, "updates"),
+            steps=natural(data, "steps"),
+            episodes=natural(data, "episodes"),
+            seconds=seconds,
+            recent=_recent(data["recent"]),
+            best=None if data["best"] is None else _number(data, "best"),
+            best_steps=None if data["best_steps"] is None else natural(data, "best_steps"),
         )
+
+
+def natural(data: dict[str, Any], name: str) -> int:
+    """A count out of JSON, which has other numbers too."""
+    value = data[name]
+    if type(value) is not int or not 0 <= value < LARGEST:
+        raise ValueError(f"'{name}' must be a whole number, 0 or more, not {reprlib.repr(value)}")
+    return value
+
+
+def _number(data: dict[str, Any], name: str) -> float:
+    """Returns may be infinite or NaN: they are shown and compared, and nothing is counted by them."""
+    value = data[name]
+    if type(value) is not float and not (type(value) is int and abs(value) < LARGEST):
+        raise ValueError(f"'{name}' must be a number, not {reprlib.repr(value)}")
+    return float(value)
+
+
+def _recent(data: Any) -> tuple[tuple[float, int], ...]:
+    """Return and length of episodes."""
+    if not isinstance(data, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in data):
+        raise ValueError("'recent' must be a list of pairs of a return and a length")
+    pairs = [{"return": pair[0], "length": pair[1]} for pair in data]
+    return tuple((_number(pair, "return"), natural(pair, "length")) for pair in pairs)
 
 
 @lru_cache(1)

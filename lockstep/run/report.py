@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
-import itertools
 import math
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
@@ -23,66 +19,13 @@ from lockstep import tree
 from lockstep.core import Learner, Trajectory
 from lockstep.errors import FileFault
 from lockstep.experiment import Experiment, algorithm_name
-from lockstep.run.directory import METRICS, write_file
+from lockstep.run import directory
+from lockstep.run.metrics import MetricsFile, Row
 from lockstep.run.progress import Progress
-
-FIRST = ("update", "steps", "seconds", "steps_per_second", "episodes", "return_mean", "return_std", "length_mean")
-SECOND = ("kl", "entropy", "explained_variance")
-LAST = ("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
 
 HISTOGRAM_BINS = 64
 POINTS = 1000  # of a curve, at most: TensorBoard shows no more; metrics.csv has every update
 FLUSH_S = 2.0
-
-Row = Mapping[str, float | int | str]
-
-
-class MetricsFile:
-    """`metrics.csv`, one row per update. On resume, rows after the checkpoint are cut off."""
-
-    def __init__(self, run: Path, updates: int) -> None:
-        self._path = run / METRICS
-        rows = read_metrics(run) if self._path.exists() else []
-        kept = [row for row in rows if int(row["update"]) <= updates]
-        write_file(self._path, _csv(list(kept[0]), kept).encode() if kept else b"")
-        self._file = self._path.open("a", newline="")
-        self._lines = csv.DictWriter(self._file, list(kept[0])) if kept else None
-
-    def write(self, row: Row) -> None:
-        if self._lines is None:
-            others = sorted(row.keys() - {*FIRST, *SECOND, *LAST})
-            self._lines = csv.DictWriter(
-                self._file, [*FIRST, *(name for name in SECOND if name in row), *others, *LAST]
-            )
-            self._lines.writeheader()
-        self._lines.writerow({name: _text(value) for name, value in row.items()})
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def read_metrics(run: Path) -> list[dict[str, str]]:
-    """The complete rows of a run's metrics.csv, up to the first that a crash left damaged."""
-    content = (run / METRICS).read_bytes()
-    lines = content[: content.rfind(b"\n") + 1].decode(errors="replace").split("\n")[:-1]
-    rows = list(csv.DictReader(io.StringIO("\n".join(line for line in lines if "\0" not in line))))
-    whole = itertools.takewhile(lambda row: None not in row.values() and (row["update"] or "").isdigit(), rows)
-    return list(whole)
-
-
-def _csv(columns: list[str], rows: list[dict[str, str]]) -> str:
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, columns)
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def _text(value: float | int | str) -> str:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.9g}"
-    return str(value)
 
 
 class Events:
@@ -219,8 +162,11 @@ class Reporter:
     def __init__(self, path: Path, experiment: Experiment, start: Progress, resumed: bool) -> None:
         self._path = path
         self._screen = Screen(experiment.steps)
-        self._file = MetricsFile(path, start.updates)
-        self._events = Events(path, experiment.steps, start.steps if resumed else None)
+        try:
+            self._file = MetricsFile(path, start.updates, self.warn)
+            self._events = Events(path, experiment.steps, start.steps if resumed else None)
+        except OSError as error:
+            raise FileFault(f"nothing can be reported in '{path}': {error.strerror or error}.") from error
         doing = f"resuming at {start.steps:,} steps" if start.steps else "training"
         algorithm = algorithm_name(experiment.algo)
         self.say(f"{doing}: {experiment.env.id} with {algorithm}, seed {experiment.seed}, in {path}")
@@ -254,6 +200,7 @@ class Reporter:
             if score is not None:
                 self._events.histograms(progress.steps, update.learner, update.trajectory, progress)
         except OSError as error:
+            directory.check_not_gone(self._path)
             raise FileFault(
                 f"update {progress.updates} could not be reported in '{self._path}': {error.strerror or error}."
                 " The run's checkpoints are as they were; resume it when there is room."

@@ -14,7 +14,7 @@ from lockstep.core import Learner
 from lockstep.errors import FileFault
 from lockstep.experiment import Config
 from lockstep.parallel.comm import Comm
-from lockstep.run import checkpoint
+from lockstep.run import checkpoint, directory
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.progress import Progress
 
@@ -61,8 +61,10 @@ class Saver:
         try:
             checkpoint.write(self._path, state, self._watch.keep)
         except OSError as error:
+            directory.check_not_gone(self._path)
             self._failures += 1
-            message = f"the checkpoint at {progress.steps} steps could not be written: {error.strerror or error}."
+            why = error.strerror or error
+            message = f"the checkpoint at {progress.steps} steps could not be written in '{self._path}': {why}."
             if last or self._failures >= ATTEMPTS or progress.steps == 0:
                 raise FileFault(f"{message} The checkpoints before it are as they were.") from error
             self._say(f"lockstep: {message} Training goes on; it is tried again.")

@@ -73,14 +73,16 @@ class Start(NamedTuple):
 
 def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
     """A new run of `config` in `logdir/name`."""
+    directory.check_name(name)
+    logdir = Path(logdir).absolute()  # an environment may change the working directory
     _same_settings(config, comm)
-    comm.on_root(lambda: directory.check_writable(Path(logdir)))
+    comm.on_root(lambda: directory.check_writable(logdir))
     with contextlib.ExitStack() as stack:
         stack.enter_context(comm.watched(config.layout.watchdog_s))
         envs = stack.enter_context(_envs(config, comm))
         here = machine.describe(config.experiment.env)
         _same_machines(here, comm, strict=False)
-        path = comm.on_root(lambda: directory.create(Path(logdir), name, config))
+        path = comm.on_root(lambda: directory.create(logdir, name, config))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         return _run(path, config, envs, Start(), here, comm, _reporter(comm))
 
@@ -94,7 +96,7 @@ def resume(
     comm: Comm = SOLO,
 ) -> Run:
     """Continue a run from its newest valid checkpoint; `steps` gives it another budget."""
-    path = Path(path)
+    path = Path(path).absolute()
     config = comm.on_root(lambda: directory.read_config(path))
     if steps is not None:
         config = replace_experiment(config, steps=steps)
@@ -145,7 +147,7 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
         found, saved, notes = checkpoint.newest(path)
         if saved.budget is None:
             saved = saved._replace(budget=directory.read_config(path).experiment.steps)
-        refuse_another_experiment(path, config, found, saved)
+        checkpoint.refuse_another_experiment(path, config, found, saved)
         doubts = _doubts(saved, machine.differences(saved.machine, now), config.experiment)
         start = start._replace(progress=saved.progress, saved=(found, saved), exact=not doubts)
     if steps is not None and start.progress.steps > steps:
@@ -157,12 +159,6 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     checkpoint.set_aside(path)
     directory.write_config(path, config)
     return start
-
-
-def refuse_another_experiment(run: Path, config: Config, found: Path, saved: Checkpoint) -> None:
-    """A checkpoint is only good for the experiment that wrote it, whatever the budget."""
-    if saved.experiment != config.experiment.digest:
-        raise FileFault(f"'{run / directory.CONFIG}' is not the experiment of '{found}': it was changed.")
 
 
 def had_another_schedule(saved: Checkpoint, experiment: Experiment) -> bool:

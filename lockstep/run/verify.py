@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,11 @@ from lockstep.errors import Differs, FileFault, UsageError
 from lockstep.experiment import Config, Layout, Watch, checked
 from lockstep.parallel.comm import Comm
 from lockstep.run import checkpoint, directory, machine
-from lockstep.run.checkpoint import Checkpoint, Damaged
+from lockstep.run.checkpoint import Checkpoint, Damaged, refuse_another_experiment
 from lockstep.run.interrupt import stopped_by_exception
-from lockstep.run.report import Screen, Update, read_metrics
-from lockstep.run.train import Start, had_another_schedule, refuse_another_experiment, rerun
+from lockstep.run.metrics import Metrics, describe, read_metrics
+from lockstep.run.report import Screen, Update
+from lockstep.run.train import Start, had_another_schedule, rerun
 
 UNWATCHED = Watch(eval_every=0, checkpoint_every=10**15)
 
@@ -47,6 +49,7 @@ class Evidence(NamedTuple):
     receipts: dict[int, Receipt]  # by update
     kept: list[tuple[Path, Checkpoint]]  # oldest first, from the newest before the first update
     newest: list[Checkpoint]  # the run's newest, if it has one
+    notes: list[str]  # on its metrics.csv
 
 
 class Noted(NamedTuple):
@@ -66,6 +69,7 @@ class Work(NamedTuple):
     checkpoints: int  # that were read and are whole
     noted: dict[int, list[Noted]]  # by update
     doubts: str  # why bits may differ without anything being wrong
+    notes: list[str]
 
 
 def verify(run: Path, layout: Layout, wanted: Slice, comm: Comm) -> str:
@@ -83,13 +87,18 @@ def evidence(run: Path, layout: Layout, wanted: Slice) -> Evidence:
     """Everything that is needed of the run; what is wrong with it is named."""
     config = checked(dataclasses.replace(directory.read_config(run), layout=layout, watch=UNWATCHED))
     listed = checkpoint.listed(run)  # before the receipts, which a run writes first
-    receipts = _receipts(run)
+    metrics = read_metrics(run)
+    receipts = _receipts(run, metrics)
     updates = {0: 0} | {receipt.steps: update for update, receipt in receipts.items()}
-    last = _last(run, wanted, receipts, [path.name for path in listed if _steps(path) not in updates])
+    end = sys.maxsize if wanted.last is None else wanted.last + 1
+    _refuse_damage(run, metrics, range(max(receipts) + 1, end))
+    strangers = [path.name for path in listed if _steps(path) not in updates]
+    last = _last(run, wanted, metrics, strangers)
     at = {path: updates[_steps(path)] for path in listed if updates.get(_steps(path), last + 1) <= last}
     oldest = min((update for update in at.values() if update < last), default=0)
     first = oldest + 1 if wanted.first is None else max(wanted.first, 1)
     begin = max((update for update in at.values() if update < first), default=0)
+    _refuse_damage(run, metrics, range(first, last + 1))
     _refuse_gaps(run, receipts, range(first, last + 1))
     kept = []
     for path, update in at.items():
@@ -101,7 +110,7 @@ def evidence(run: Path, layout: Layout, wanted: Slice) -> Evidence:
                     return evidence(run, layout, wanted)
                 raise Damaged(f"update {update}, {_steps(path):,} steps: {error}") from error
             refuse_another_experiment(run, config, *kept[-1])
-    return Evidence(config, first, last, receipts, kept, _newest(run))
+    return Evidence(config, first, last, receipts, kept, _newest(run), metrics.notes(run))
 
 
 def _newest(run: Path) -> list[Checkpoint]:
@@ -115,34 +124,43 @@ def _steps(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def _receipts(run: Path) -> dict[int, Receipt]:
-    rows = read_metrics(run) if (run / directory.METRICS).exists() else []
-    if not rows:
+def _receipts(run: Path, metrics: Metrics) -> dict[int, Receipt]:
+    if metrics.damage and not metrics.rows:
+        raise FileFault(metrics.notes(run)[0])
+    if not metrics.rows:
         raise UsageError(f"'{run}' has no receipts to verify yet.")
-    try:
-        return {int(row["update"]): Receipt(int(row["steps"]), row["digest"]) for row in rows}
-    except (KeyError, ValueError) as error:
-        raise FileFault(f"'{run / directory.METRICS}' is damaged: {error}.") from error
+    return {int(row["update"]): Receipt(int(row["steps"]), row["digest"]) for row in metrics.rows}
 
 
-def _last(run: Path, wanted: Slice, receipts: dict[int, Receipt], strangers: list[str]) -> int:
+def _refuse_damage(run: Path, metrics: Metrics, updates: range) -> None:
+    """Rows that were changed are no receipts. What stands before or after them can be verified."""
+    if damage := [place for place in metrics.damage if place.update in updates]:
+        first, last = damage[0].update, damage[-1].update
+        rest = f":{first - 1}" if str(first - 1) in {row["update"] for row in metrics.rows} else f"{last + 1}:"
+        told = f"'{run / directory.METRICS}' is damaged in {describe(damage)}."
+        raise FileFault(f"{told} Verify other rows with --updates {rest}")
+
+
+def _last(run: Path, wanted: Slice, metrics: Metrics, strangers: list[str]) -> int:
     """The update to end with. That some checkpoints have no receipt is not passed over in silence."""
-    newest = max(receipts)
+    known = [int(row["update"]) for row in metrics.rows]
+    newest = max(known)
     if wanted.last is None and strangers:
         raise FileFault(
             f"'{run / directory.METRICS}' has no receipt of checkpoint {strangers[0]}: it was cut off or altered."
+            f"{f' It is damaged in {describe(metrics.damage)}.' if metrics.damage else ''}"
             f" Verify what is there with --updates :{newest}."
         )
     last = newest if wanted.last is None else wanted.last
     if not max(wanted.first or 0, 1) <= last <= newest:
-        raise UsageError(f"--updates: '{run}' has receipts of updates {min(receipts)} to {newest}.")
+        raise UsageError(f"--updates: '{run}' has receipts of updates {min(known)} to {newest}.")
     return last
 
 
 def _refuse_gaps(run: Path, receipts: dict[int, Receipt], updates: range) -> None:
-    missing = [update for update in updates if update not in receipts]
-    if missing:
-        raise FileFault(f"'{run / directory.METRICS}' has no receipt of update {missing[0]}.")
+    missing = next((update for update in updates if update not in receipts), None)
+    if missing is not None:
+        raise FileFault(f"'{run / directory.METRICS}' has no receipt of update {missing}.")
 
 
 def _work(found: Evidence) -> Work:
@@ -156,7 +174,7 @@ def _work(found: Evidence) -> Work:
     for path, saved in found.kept:
         held = Noted(f"checkpoint {path.name}", tree.digest_of_paths(saved.learner))
         noted.setdefault(saved.progress.updates, []).append(held)
-    return Work(found.config, start, found.first, found.last, len(found.kept), noted, _doubts(found))
+    return Work(found.config, start, found.first, found.last, len(found.kept), noted, _doubts(found), found.notes)
 
 
 def _doubts(found: Evidence) -> str:
@@ -183,6 +201,8 @@ class Comparison:
         self.say(f"re-running updates {start.progress.updates + 1} to {self._work.last} from {origin}, on {layout}")
         if self._work.doubts:
             self.say(f"lockstep: {self._work.doubts}")
+        for note in self._work.notes:
+            self.say(f"lockstep: {note}")
         for held in self._work.noted.get(start.progress.updates, [])[-1:]:
             self._compare(start.progress.updates, f"{held.where} holds", held.digest)
 

@@ -51,12 +51,13 @@ def visualize(policy: TrainedPolicy, outdir: Path, episodes: int, seed: int, suf
         outdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileFault(f"videos can't be kept in '{outdir}': {error.strerror}.") from error
+    place = outdir.absolute()  # an environment may change the working directory
     environment = _drawing(policy)
     try:
         for number in range(episodes):
-            yield _episode(
-                policy, environment, outdir / f"episode{number}.{suffix}", integer(seed, Purpose.EVALUATE, number, 0)
-            )
+            name = f"episode{number}.{suffix}"
+            video = _episode(policy, environment, place / name, integer(seed, Purpose.EVALUATE, number, 0))
+            yield video._replace(path=outdir / name)
     finally:
         environment.close()
 

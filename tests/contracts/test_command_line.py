@@ -84,6 +84,12 @@ REFUSED = {
     "a bench of another kind": (["bench", "--out", "bench.pdf"], "a picture is .png or .svg"),
     "updates the wrong way round": (["verify", "nowhere", "--updates", "9:2"], "must be A:B with A not above B"),
     "updates without an end": (["verify", "nowhere", "--updates", "9"], "as in 10:20, 10: or :20, not 9"),
+    "a name that leads elsewhere": (["train", "pendulum", "--name", "../../x"], "a run's name is one directory inside"),
+    "an empty name": (["train", "pendulum", "--name", ""], "--name '': a run's name is one directory inside --logdir"),
+    "such a name of several ranks": (
+        ["train", "pendulum", "--name", "..", "--nprocs", "2"],
+        "--name '..': a run's name is one directory inside --logdir",
+    ),
     "nothing to verify": (["verify", "nowhere"], "'nowhere' is not a run"),
 }
 

@@ -12,7 +12,8 @@ import pytest
 from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.actor_critic import Normalize, Setup
 from lockstep.parallel.lanes import LaneBlock
-from lockstep.run.report import FIRST, LAST, _tag
+from lockstep.run.metrics import FIRST, LAST
+from lockstep.run.report import _tag
 from tests import linear
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,7 @@ from PIL import Image
 
 import lockstep
 from lockstep.cli import main
-from lockstep.run.report import read_metrics
+from lockstep.run.metrics import read_metrics
 from lockstep.run.train import Run
 from tests.laws.table import settings
 
@@ -26,11 +26,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_metrics_have_the_promised_columns(run: Run) -> None:
-    rows = read_metrics(run.path)
+    rows = read_metrics(run.path).rows
     first = ["update", "steps", "seconds", "steps_per_second", "episodes", "return_mean", "return_std", "length_mean"]
     assert list(rows[0])[:11] == [*first, "kl", "entropy", "explained_variance"]
-    assert list(rows[0])[-6:] == [
-        *("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "digest")
+    assert list(rows[0])[-7:] == [
+        *("eval_return", "time_collect", "time_communicate", "time_update", "time_evaluate", "seal", "digest")
     ]
     assert [int(row["steps"]) for row in rows] == [256 * (i + 1) for i in range(8)]
     assert all(float(row["first_ratio_error"]) == 0.0 for row in rows), "the first ratio is exactly one"
@@ -44,7 +44,7 @@ def test_tensorboard_reads_scalars_and_histograms(run: Run) -> None:
     tags = events.Tags()
     assert {"learn/kl", "episode/eval_return", "time/collect", "time/steps_per_second"} <= set(tags["scalars"])
     assert {"weights/policy/layer0/kernel", "actions/0", "returns"} <= set(tags["histograms"])
-    rows = read_metrics(run.path)
+    rows = read_metrics(run.path).rows
     kl = events.Scalars("learn/kl")
     assert [point.step for point in kl] == [int(row["steps"]) for row in rows]
     np.testing.assert_allclose([point.value for point in kl], [float(row["kl"]) for row in rows], rtol=1e-5)
@@ -121,7 +121,7 @@ def test_the_best_checkpoint_is_kept_and_loads(run: Run) -> None:
     from lockstep.run.evaluate import evaluate
 
     score = evaluate(lockstep.load(run.path, "best"), 2, 3).mean
-    rows = read_metrics(run.path)
+    rows = read_metrics(run.path).rows
     assert score == pytest.approx(max(float(row["eval_return"]) for row in rows if row["eval_return"]), rel=1e-8)
 
 

@@ -77,9 +77,9 @@ def rows(path: Path) -> int:
 
 
 def timeless(path: Path) -> list[list[str]]:
-    """metrics.csv without what differs between any two runs: times."""
+    """metrics.csv without what differs between any two runs: times, and seals, which cover them."""
     lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
-    kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per"))]
+    kept = [i for i, column in enumerate(lines[0]) if not column.startswith(("time_", "seconds", "steps_per", "seal"))]
     return [[line[i] for i in kept] for line in lines]
 
 

@@ -16,12 +16,15 @@ import lockstep
 from lockstep.algorithms import REGISTRY, Entry
 from lockstep.algorithms.a2c import A2C, a2c
 from lockstep.cli import main
-from lockstep.errors import UsageError
-from lockstep.run.checkpoint import listed, newest, write
+from lockstep.errors import FileFault, UsageError
+from lockstep.run.checkpoint import listed, newest, remove, write
+from lockstep.run.directory import read_config
+from lockstep.run.metrics import read_metrics
 from lockstep.run.train import resume
 from tests.laws.process import cut_back, digest_in, options, rows, run, start_and_wait, timeless
 from tests.laws.table import BATCH, SMALL, every_algorithm, settings
 
+Output = pytest.CaptureFixture[str]
 UPDATES = 40
 
 
@@ -134,12 +137,29 @@ def test_an_environment_that_does_not_repeat_itself_is_named(tmp_path: Path, cap
     assert "--strict: the run has been continued before" in capfd.readouterr().err
 
 
-def test_a_changed_experiment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_experiment_is_refused(tmp_path: Path, capsys: Output) -> None:
     done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
     file = done.path / "config.toml"
     file.write_text(file.read_text().replace("clip = 0.2", "clip = 0.3"))
-    assert main(["resume", str(done.path)]) == 5
-    assert "it was changed" in capsys.readouterr().err
+    for command in ("resume", "evaluate", "visualize", "digest", "verify"):
+        assert main([command, str(done.path)]) == 5
+        assert f"'{file}' is not the experiment of" in capsys.readouterr().err
+    with pytest.raises(FileFault, match="it was changed"):
+        lockstep.load(done.path)
+
+
+def test_a_damaged_row_of_the_metrics_is_named_and_no_other_is_lost(tmp_path: Path, capsys: Output) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(8))
+    file = done.path / "metrics.csv"
+    file.write_bytes(file.read_bytes().replace(b"\r\n5,1280,", b"\r\n5,128x,"))
+    found = file.read_bytes()
+    assert main(["resume", str(done.path), "--steps", str(9 * BATCH)]) == 0
+    told = capsys.readouterr().err
+    assert f"'{file}' is damaged in line 6 (where update 5 belongs)." in told
+    assert "has no rows of these updates, which the run made: 5." in told
+    assert f"kept in '{file}.damaged'" in told
+    assert Path(f"{file}.damaged").read_bytes() == found
+    assert [int(row["update"]) for row in read_metrics(done.path).rows] == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
 def test_another_budget_is_told_by_what_was_trained_not_by_what_was_typed(
@@ -190,9 +210,13 @@ def test_an_algorithm_of_ones_own_resumes_and_verifies(
 
 
 def test_a_finished_run_is_of_use_whatever_is_refused_by_now(tmp_path: Path) -> None:
+    """As an older version wrote it, which took settings that make no sense."""
     done = lockstep.train("Pendulum-v1", "trpo", logdir=tmp_path, name="run", settings=settings(2, "trpo"))
     file = done.path / "config.toml"
     file.write_text(file.read_text().replace("shrink = 0.8", "shrink = 1.0"))
+    path, saved, _ = newest(done.path)
+    remove(path)
+    write(done.path, saved._replace(experiment=read_config(done.path).experiment.digest), keep=3)
     assert lockstep.load(done.path).act(np.zeros(3, np.float32)).shape == (1,)
     with pytest.raises(UsageError, match=r"algo\.shrink \(1\) must lie between 0 and 1"):
         lockstep.resume(done.path)

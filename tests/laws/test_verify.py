@@ -10,7 +10,7 @@ import pytest
 
 import lockstep
 from lockstep.cli import main
-from lockstep.run import checkpoint
+from lockstep.run import checkpoint, metrics
 from lockstep.run.directory import locked
 from lockstep.run.train import resume
 from tests.laws.process import run as command
@@ -75,14 +75,20 @@ def test_an_honest_run_verifies_on_another_layout(honest: Path) -> None:
     assert "on 2 processes, average" in done.stderr
 
 
-def alter_receipt(run: Path, update: int) -> tuple[str, str]:
-    """Another last figure in the digest of an update: what it was, and what it is."""
-    file = run / "metrics.csv"
-    lines = file.read_text().split("\n")
-    was = lines[update].split(",")[-1].strip()
+def alter_receipt(run: Path, update: int, sealed: bool = True) -> tuple[str, str]:
+    """Another last figure in the digest of an update, and new seals if need be: what it was, and what it is."""
+    file, found = run / "metrics.csv", metrics.read_metrics(run)
+    was = found.rows[update - 1]["digest"]
     altered = was[:-1] + ("0" if was[-1] != "0" else "1")
-    lines[update] = lines[update].replace(was, altered)
-    file.write_text("\n".join(lines))
+    if not sealed:
+        file.write_bytes(file.read_bytes().replace(was.encode(), altered.encode()))
+        return was, altered
+    found.rows[update - 1]["digest"] = altered
+    lines, before = [metrics._line(found.columns)], ""
+    for row in found.rows:
+        line, before = metrics._sealed(found.columns, before, list(row.values()))
+        lines.append(line)
+    file.write_bytes("".join(lines).encode())
     return was, altered
 
 
@@ -93,6 +99,32 @@ def test_an_altered_receipt_names_its_update(run: Path, capsys: Output, update: 
     told = capsys.readouterr().err
     assert f"lockstep: update {update} differs: its receipt in metrics.csv is {altered}" in told
     assert was in told
+
+
+def test_a_row_that_was_changed_is_no_receipt_and_the_others_are(run: Path, capsys: Output) -> None:
+    file = run / "metrics.csv"
+    whole = file.read_bytes()
+    alter_receipt(run, 5, sealed=False)
+    assert verify(run) == 5
+    told = f"'{file}' is damaged in line 6 (where update 5 belongs)."
+    assert f"{told} Verify other rows with --updates :4" in capsys.readouterr().err
+    assert verify(run, "--updates", ":4") == 0
+    assert f"lockstep: {told}" in capsys.readouterr().err
+    assert main(["digest", str(run)]) == 0
+    output = capsys.readouterr()
+    assert "as in metrics.csv" in output.out
+    assert told in output.err
+    assert main(["plot", str(run), "--column", "kl", "--out", str(run / "curves.png")]) == 0
+    assert f"{told} Its other rows are drawn." in capsys.readouterr().err
+    file.write_bytes(whole)
+    alter_receipt(run, 6, sealed=False)
+    for options in ((), ("--updates", "5:6")):
+        assert verify(run, *options) == 5
+        assert "line 7 (where update 6 belongs). Verify other rows with --updates :5" in capsys.readouterr().err
+    file.write_bytes(file.read_bytes().replace(b"seal", b"saal"))
+    for reader, status in (("verify", 5), ("plot", 2)):
+        assert main([reader, str(run)]) == status
+        assert "line 1 (the names of the columns)" in capsys.readouterr().err
 
 
 def test_an_altered_receipt_ends_all_ranks_and_is_told_once(run: Path) -> None:
@@ -177,16 +209,15 @@ def test_without_checkpoints_a_run_is_derived_from_its_configuration(run: Path, 
 
 def test_receipts_that_are_missing_are_named(run: Path, capsys: Output) -> None:
     file = run / "metrics.csv"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:5] + lines[6:]))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:5] + lines[6:]))
     assert verify(run) == 5
-    assert "has no receipt of update 5" in capsys.readouterr().err
-    file.write_text("".join([*lines[:4], "x", *lines[4:]]))
+    assert "line 6 (where update 5 belongs)" in capsys.readouterr().err, "what follows the gap"
+    file.write_bytes(b"".join([*lines[:4], b"x", *lines[4:]]))
     assert verify(run) == 5
-    assert (
-        f"has no receipt of checkpoint {checkpoint.name_of(4 * BATCH)}: it was cut off or altered"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert f"has no receipt of checkpoint {checkpoint.name_of(4 * BATCH)}: it was cut off or altered" in told
+    assert "It is damaged in line 5 (where update 4 belongs)." in told
     assert verify(run, "--updates", ":3") == 0
     file.unlink()
     assert verify(run) == 2

@@ -24,13 +24,14 @@ from lockstep.run.checkpoint import Checkpoint, Damaged, name_of, newest, read, 
 from lockstep.run.progress import Progress
 
 ODD_BITS = [0x80000000, 0x7FC00001, 0xFFC12345, 0x7F812345, 1, 0x807FFFFF, 0x7F800000]  # -0, NaNs, denormals, infinity
+EXPERIMENT = "e" * 64
 ODD = np.array(ODD_BITS, np.uint32).view(np.float32)
 
 
 def at(steps: int, learner: dict[str, np.ndarray] | None = None, best_steps: int | None = None) -> Checkpoint:
     learner = {"params/w": np.float32([1, 2, 3])} if learner is None else learner
     progress = Progress(steps=steps, seconds=0.1, best_steps=best_steps)
-    return Checkpoint(learner, {"length": np.int64([4, 0])}, progress, "e", {"cpu": "x"}, True, 9)
+    return Checkpoint(learner, {"length": np.int64([4, 0])}, progress, EXPERIMENT, {"kernels": "x"}, True, 9)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -61,13 +62,13 @@ def test_what_is_written_is_read_bit_for_bit(
 ) -> None:
     learner = learner | {"odd": ODD}
     progress = Progress(steps=7, recent=((number, 3),), best=-0.0, best_steps=2)
-    saved = Checkpoint(learner, {"actions": episode}, progress, "é", {"é": [1, None]}, exact, budget)
+    saved = Checkpoint(learner, {"actions": episode}, progress, EXPERIMENT, {"é": [1, None]}, exact, budget)
     with tempfile.TemporaryDirectory() as run:
         found = read(write(Path(run), saved, keep=1))
     assert same(found.learner, learner)
     assert same(found.episodes, {"actions": episode})
     assert repr(found.progress) == repr(progress)
-    assert (found.experiment, found.machine, found.exact, found.budget) == ("é", {"é": [1, None]}, exact, budget)
+    assert (found.experiment, found.machine, found.exact, found.budget) == (EXPERIMENT, {"é": [1, None]}, exact, budget)
 
 
 VIEWS = {
@@ -139,10 +140,12 @@ def test_what_unfinished_writes_left_is_ignored_and_removed(tmp_path: Path) -> N
     folder = write(tmp_path, at(10), keep=2).parent
     for leftover in (f".tmp.{name_of(20)}.123", f".del.{name_of(5)}"):
         shutil.copytree(folder / name_of(10), folder / leftover)
-    (folder / ".file.123").write_bytes(b"{")
+    for file in (folder / ".file.123", tmp_path / ".config.toml.123", tmp_path / ".metrics.csv.123"):
+        file.write_bytes(b"{")
     assert newest(tmp_path)[0].name == name_of(10)
     set_aside(tmp_path)
     assert [path.name for path in folder.iterdir()] == [name_of(10)]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_an_older_checkpoint_is_used_where_newer_ones_are_damaged_and_these_are_set_aside(tmp_path: Path) -> None:
@@ -253,7 +256,8 @@ for line in sys.stdin:  # the step from which the next life counts
         os.write(1, f"{os.getpid()}\\n".encode())
         for steps in range(int(line), 10**9):
             leaf = np.full(20_000, steps, np.float32)
-            write(Path(sys.argv[1]), Checkpoint({"w": leaf}, {}, Progress(steps=steps), "", {}, True, None), keep=1)
+            saved = Checkpoint({"w": leaf}, {}, Progress(steps=steps), "0" * 64, {}, True, None)
+            write(Path(sys.argv[1]), saved, keep=1)
             os.write(1, f"{steps}\\n".encode())
     os.waitpid(child, 0)
     os.write(1, b"dead\\n")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pytest
 
 import lockstep
 from lockstep.algorithms import REGISTRY
-from lockstep.config import assign, parse
+from lockstep.algorithms.ppo import PPO
+from lockstep.config import LATER, assign, parse
+from lockstep.envs.make import Env
 from lockstep.errors import UsageError
 from lockstep.experiment import Experiment, algorithm_name, from_dict, preset_for, preset_names, resolve, to_dict
 
@@ -26,6 +29,70 @@ def test_the_ancestors_presets_name_their_algorithm_and_take_any_environment() -
         assert algorithm_name(experiment.algo) == "ppo-kl"
         assert experiment.length == experiment.collect.episodes * 500
     assert preset_for("Walker2d-v5") == "walker"
+
+
+DIGESTS = {  # of experiments as runs were made of them: no later version may give others
+    "ppo": "29501b1d8ce8201c874330449fa4bcd8fc8da4285f01aa3df1ef34b431ad7b6c",
+    "ppo-kl": "547b69471c9d7607096984bc75b2eb9da2c50fd09da0b30ae1c6880f2ffb1ea5",
+    "trpo": "d73b3d9ca900580ea030290fff71e2465b6f7304e9153135602f83129ca808af",
+    "npg": "fc6959915d469683de8a4a7108188b4ec8aaa48ed5dc51b1d6d5b1613965da89",
+    "acktr": "6410f774e854be25029e702c7160e63301a37da1039779fe00960313a0bede47",
+    "a2c": "33f11beae817f2d9014ff281d2c5d2e32250fd5bd4e6ac8e91da83e3e7d2497a",
+    "reinforce": "c668d1d40474591ad0dbb252f0789f699d060f879284f9c10fd9b7ff7f807825",
+}
+
+
+@pytest.mark.parametrize("algo", DIGESTS)
+def test_an_experiments_digest_is_what_it_always_was(algo: str) -> None:
+    """Only an algorithm that is new here may be added to the list."""
+    assert DIGESTS.keys() == REGISTRY.keys()
+    assert resolve("Pendulum-v1", algo, {"env.time_limit": 200}).experiment.digest == DIGESTS[algo]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A table of settings that came later."""
+
+    products: str = "one order"
+    sums: str = field(default="pairs", metadata=LATER)  # and one of it later still
+
+
+@dataclass(frozen=True)
+class LaterEnv(Env):
+    frames: tuple[int, ...] = field(default_factory=lambda: (1,), metadata=LATER)
+
+
+@dataclass(frozen=True)
+class LaterPPO(PPO):
+    bonus: float = field(default=0.0, metadata=LATER)
+
+
+@dataclass(frozen=True)
+class LaterExperiment(Experiment):
+    arithmetic: Arithmetic = field(default=Arithmetic(), metadata=LATER)
+    repeats: int = field(default=1, metadata=LATER)
+
+
+def test_a_later_setting_counts_only_where_it_is_not_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resolve("Pendulum-v1", settings={"env.time_limit": 200}).experiment
+    assert before.digest == (known := DIGESTS["ppo"])
+    monkeypatch.setitem(REGISTRY, "ppo", REGISTRY["ppo"]._replace(config=LaterPPO))
+    old = {f.name: getattr(before, f.name) for f in fields(before)}
+    env, algo = ({f.name: getattr(part, f.name) for f in fields(part)} for part in (before.env, before.algo))
+    later = LaterExperiment(**{**old, "env": LaterEnv(**env), "algo": LaterPPO(**algo)})
+    assert later.digest == known
+    changes = [
+        {"repeats": 2},
+        {"arithmetic": Arithmetic("any order")},
+        {"arithmetic": Arithmetic(sums="in turn")},
+        {"env": LaterEnv(**env, frames=(1, 2))},
+        {"algo": LaterPPO(**algo, bonus=0.5)},
+    ]
+    assert len({known, *(replace(later, **change).digest for change in changes)}) == 1 + len(changes)
+    earlier = replace(later, arithmetic=Arithmetic("any order")).digest
+    monkeypatch.setattr(Arithmetic, "__dataclass_fields__", {"products": Arithmetic.__dataclass_fields__["products"]})
+    assert replace(later, arithmetic=Arithmetic("any order")).digest == earlier, "from before there were sums"
+    assert to_dict(later)["repeats"] == 1, "config.toml has all settings"
 
 
 def test_whole_episodes_need_a_limit() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import io
 import math
 import time
@@ -12,66 +11,7 @@ import pytest
 
 from lockstep.run import report
 from lockstep.run.progress import Progress
-from lockstep.run.report import Events, MetricsFile, Screen, read_metrics
-
-
-def row(update: int) -> dict[str, float | int | str]:
-    return {"digest": "ab,c", "kl": update / 3, "zeta": 1.0, "alpha": 2, "update": update, "return_mean": math.nan}
-
-
-def write_rows(run: Path, updates: range, resumed_at: int = 0) -> None:
-    metrics = MetricsFile(run, resumed_at)
-    for update in updates:
-        metrics.write(row(update))
-    metrics.close()
-
-
-def updates(run: Path) -> list[int]:
-    return [int(line["update"]) for line in read_metrics(run)]
-
-
-def test_a_row_is_written_at_once_with_nine_digits_and_no_nan(tmp_path: Path) -> None:
-    metrics = MetricsFile(tmp_path, 0)
-    metrics.write(row(1))
-    with (tmp_path / "metrics.csv").open(newline="") as file:
-        header, values = csv.reader(file)
-    metrics.close()
-    assert header == [*report.FIRST, "kl", "alpha", "zeta", *report.LAST]
-    line = dict(zip(header, values, strict=True))
-    assert (line["update"], line["kl"], line["alpha"], line["zeta"]) == ("1", "0.333333333", "2", "1")
-    assert (line["digest"], line["return_mean"], line["eval_return"]) == ("ab,c", "", "")
-
-
-def test_on_resume_rows_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
-    write_rows(tmp_path, range(1, 8))
-    whole = (tmp_path / "metrics.csv").read_bytes()
-    write_rows(tmp_path, range(0), resumed_at=4)
-    assert updates(tmp_path) == [1, 2, 3, 4]
-    assert whole.startswith((tmp_path / "metrics.csv").read_bytes())
-    write_rows(tmp_path, range(5, 8), resumed_at=4)
-    assert (tmp_path / "metrics.csv").read_bytes() == whole
-
-
-def test_an_incomplete_last_line_is_dropped_wherever_it_was_cut(tmp_path: Path) -> None:
-    write_rows(tmp_path, range(1, 3))
-    file = tmp_path / "metrics.csv"
-    whole = file.read_bytes()
-    ends = [i for i in range(len(whole)) if whole[i : i + 1] == b"\n"]
-    for cut in range(len(whole)):
-        file.write_bytes(whole[:cut])
-        complete = sum(end < cut for end in ends)
-        if whole[cut - 1 : cut] == b"\r":
-            continue  # the row itself is complete
-        write_rows(tmp_path, range(0), resumed_at=9)
-        assert updates(tmp_path) == list(range(1, max(complete, 1)))
-        write_rows(tmp_path, range(max(complete, 1), 3), resumed_at=9)
-        assert file.read_bytes() == whole
-
-
-def test_a_resume_at_the_start_begins_anew(tmp_path: Path) -> None:
-    write_rows(tmp_path, range(1, 4))
-    write_rows(tmp_path, range(1, 2), resumed_at=0)
-    assert updates(tmp_path) == [1]
+from lockstep.run.report import Events, Screen
 
 
 class Terminal(io.StringIO):
@@ -167,13 +107,3 @@ def test_points_after_the_checkpoint_are_hidden_after_a_resume(
         events.close()
     steps = [step for _, _, step in scalars(tmp_path)]
     assert steps == [1, 2, 3, 4]
-
-
-def test_a_damaged_tail_of_the_metrics_is_cut_off(tmp_path: Path) -> None:
-    file = tmp_path / "metrics.csv"
-    file.write_bytes(b"update,digest\n1,aa\n2,bb\n\0\0\0\0\n3,cc\n4")
-    assert [row["update"] for row in report.read_metrics(tmp_path)] == ["1", "2", "3"]
-    file.write_bytes(b"update,digest\n1,aa\n2\n3,cc\n")
-    assert [row["update"] for row in report.read_metrics(tmp_path)] == ["1"]
-    file.write_bytes(b"\0" * 50)
-    assert report.read_metrics(tmp_path) == []
