@@ -22,6 +22,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from lockstep import names
 from lockstep.envs.episodes import Envs
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import Env
@@ -112,6 +113,7 @@ def gymnasiums(task: Task, copy: bool, keep: bool) -> Iterator[Round]:
 
 
 def contenders(task: Task) -> dict[str, Any]:
+    names.load(task.id)
     env, numbers = Env(task.id), range(task.envs)
     return {
         "lockstep, 2 workers": ours(WorkerEnvs(env, 0, numbers, 2)),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lockstep import __version__
-from lockstep.errors import Differs, FileFault, LockstepError, UsageError, nearest
+from lockstep.config import LARGEST, brief
+from lockstep.errors import Differs, FileFault, LockstepError, Untrusted, UsageError, nearest
 from lockstep.parallel.launch import is_launched, join, launch, leave, speak
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except Untrusted as error:
+        trusting = shlex.join(["lockstep", *arguments, "--trust"])
+        return _failed(Untrusted(f"{error}\nThe command is then: {trusting}"))
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error)
 
@@ -78,7 +84,7 @@ def _train(options: argparse.Namespace) -> int:
     settings |= {name: value for name, value in given.items() if value is not None}
     if is_launched():
         settings["layout.nprocs"] = join().size
-    resolved = resolve(options.name_or_env, options.algo, settings)
+    resolved = resolve(options.name_or_env, options.algo, settings, options.trust)
     experiment = resolved.experiment
     label = Path(options.name_or_env).stem
     name = options.name
@@ -116,7 +122,9 @@ def _resume(options: argparse.Namespace) -> int:
         return launch(options.nprocs, options.arguments, _continue(options.run))
     mode: Mode = options.mode or "gather"
     workers = options.workers or 0
-    return _finish(lambda comm: resume(options.run, options.steps, options.strict, mode, workers, comm), options.run)
+    return _finish(
+        lambda comm: resume(options.run, options.steps, options.strict, mode, workers, comm, options.trust), options.run
+    )
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -125,15 +133,17 @@ def _verify(options: argparse.Namespace) -> int:
     speak(options.verbose_ranks)
     start_jax()
     from lockstep.experiment import Layout
+    from lockstep.run.directory import read_config
     from lockstep.run.verify import Slice, evidence, verify
 
     told = "the run is as it was; nothing was found to differ so far"
     nprocs = join().size if is_launched() else options.nprocs or 1
     layout, wanted = Layout(nprocs, options.mode or "gather", options.workers or 0), Slice(*options.updates)
     if nprocs > 1 and not is_launched():
+        read_config(options.run, options.trust)
         evidence(options.run, layout, wanted)  # what is wrong with it is told before ranks are started
         return launch(nprocs, options.arguments, told)
-    return _together(lambda comm: verify(options.run, layout, wanted, comm), told)
+    return _together(lambda comm: verify(options.run, layout, wanted, comm, options.trust), told)
 
 
 def _finish(work: Callable[[Comm], Run], path: Path) -> int:
@@ -174,7 +184,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     from lockstep import load
     from lockstep.run.evaluate import evaluate
 
-    policy = load(options.run, options.checkpoint)
+    policy = load(options.run, options.checkpoint, options.trust)
     seed = policy.experiment.seed if options.seed is None else options.seed
     result = evaluate(policy, options.episodes, seed)
     if options.json:
@@ -193,7 +203,7 @@ def _visualize(options: argparse.Namespace) -> int:
     choose_renderer()
     from lockstep import load
 
-    policy = load(options.run, options.checkpoint)
+    policy = load(options.run, options.checkpoint, options.trust)
     outdir = options.outdir or options.run / "videos"
     seed = policy.experiment.seed if options.seed is None else options.seed
     for video in visualize(policy, outdir, options.episodes, seed, options.format):
@@ -204,7 +214,7 @@ def _visualize(options: argparse.Namespace) -> int:
 def _digest(options: argparse.Namespace) -> int:
     from lockstep.run.receipts import receipt
 
-    found = receipt(options.run)
+    found = receipt(options.run, options.trust)
     print(f"{options.run}: update {found.updates}, {found.steps} steps; {found.agreement}")
     print(found.digest)
     return 0
@@ -213,7 +223,7 @@ def _digest(options: argparse.Namespace) -> int:
 def _plot(options: argparse.Namespace) -> int:
     from lockstep.run.plot import plot
 
-    plot(options.runs, options.out, options.column)
+    plot(options.runs, options.out, options.column, options.trust)
     print(options.out)
     return 0
 
@@ -231,7 +241,7 @@ def _bench(options: argparse.Namespace) -> int:
     if is_launched():
         raise UsageError("bench starts its processes itself: run it without MPI's launcher.")
     check_picture(options.out)
-    config = bench.budgeted(resolve(options.name_or_env, options.algo, settings), options.steps)
+    config = bench.budgeted(resolve(options.name_or_env, options.algo, settings, options.trust), options.steps)
     chosen = bench.layouts(options.nprocs, options.mode, options.workers)
     result = bench.bench(config, chosen, options.repeats, options.trace)
     print(json.dumps(bench.as_dict(result)) if options.json else bench.table(result))
@@ -258,7 +268,7 @@ def _presets(options: argparse.Namespace) -> int:
 def _info(options: argparse.Namespace) -> int:
     from lockstep.run.inspect import info
 
-    print(info(_env(options.env), options.steps))
+    print(info(_env(options), options.steps))
     return 0
 
 
@@ -268,15 +278,15 @@ def _check(options: argparse.Namespace) -> int:
     if options.replay is not None:
         print(replay(options.env, options.replay))
     else:
-        print(check(_env(options.env), options.seed))
+        print(check(_env(options), options.seed))
     return 0
 
 
-def _env(name: str) -> Any:
+def _env(options: argparse.Namespace) -> Any:
     """The environment of a preset, or of an id."""
     from lockstep.experiment import resolve
 
-    return resolve(name).experiment.env
+    return resolve(options.env, trust=options.trust).experiment.env
 
 
 class _Parser(argparse.ArgumentParser):
@@ -305,12 +315,15 @@ class _Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     """A positive whole number; 1e6 is one."""
-    try:
+    number = 0.0
+    if re.fullmatch(r"[0-9]{1,40}", text):
+        number = int(text)
+    elif re.fullmatch(r"[0-9]{1,40}(\.[0-9]{0,40})?(e\+?[0-9]{1,2})?", text.lower()):
         number = float(text)
-    except ValueError:
-        number = 0.0
-    if not number.is_integer() or number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text}")
+    if number != int(number) or number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {brief(text)}")
+    if number > LARGEST:
+        raise argparse.ArgumentTypeError(f"must be below 2^63, not {brief(text)}")
     return int(number)
 
 
@@ -321,13 +334,13 @@ def _counts(text: str) -> list[int]:
 def _modes(text: str) -> list[str]:
     modes = text.split(",")
     if wrong := [mode for mode in modes if mode not in ("gather", "average")]:
-        raise argparse.ArgumentTypeError(f"must be gather, average or both, not {wrong[0]}")
+        raise argparse.ArgumentTypeError(f"must be gather, average or both, not {brief(wrong[0])}")
     return modes
 
 
 def _natural(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {text}")
+    if not re.fullmatch("[0-9]{1,39}", text):  # 39 digits are 128 bits
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more, not {brief(text)}")
     return int(text)
 
 
@@ -337,9 +350,9 @@ def _naturals(text: str) -> list[int]:
 
 def _slice(text: str) -> tuple[int | None, int | None]:
     """A:B, where either may be left out."""
-    first, colon, last = text.partition(":")
-    if not colon or not (first + last + "0").isdigit() or (first and last and int(first) > int(last)):
-        raise argparse.ArgumentTypeError(f"must be A:B with A not above B, as in 10:20, 10: or :20, not {text}")
+    first, _, last = text.partition(":")
+    if not re.fullmatch("[0-9]{0,18}:[0-9]{0,18}", text) or (first and last and int(first) > int(last)):
+        raise argparse.ArgumentTypeError(f"must be A:B with A not above B, as in 10:20, 10: or :20, not {brief(text)}")
     return int(first) if first else None, int(last) if last else None
 
 
@@ -351,6 +364,12 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Any, text: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         added.set_defaults(command=run)
+        if name != "presets":
+            added.add_argument(
+                "--trust",
+                action="store_true",
+                help="import the modules that a file names (module:name), though it was not made here",
+            )
         return added
 
     def on_run(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -402,7 +421,9 @@ def _parser() -> argparse.ArgumentParser:
 
     for starter in (train, bench):
         starter.add_argument(
-            "--algo", help="ppo, ppo-kl, trpo, npg, acktr, a2c or reinforce; default: the preset's or file's, or ppo"
+            "--algo",
+            help="ppo, ppo-kl, trpo, npg, acktr, a2c or reinforce, or module:name, your own; default: the preset's or"
+            " file's, or ppo",
         )
         starter.add_argument("--steps", type=_count, help="environment steps in all, over all environments")
         starter.add_argument("--seed", type=_natural, help="another seed, another result; the same seed, the same bits")

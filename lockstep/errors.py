@@ -18,6 +18,10 @@ class UsageError(LockstepError):
     status = 2
 
 
+class Untrusted(UsageError):
+    """A file names code, and nobody said that it may be run."""
+
+
 class EnvironmentFault(LockstepError):
     """The environment broke its contract."""
 

@@ -11,22 +11,26 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
-from lockstep import config, files
-from lockstep.algorithms import REGISTRY
+from lockstep import config, files, names
+from lockstep.algorithms import entry, name_of
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
 from lockstep.core import Discrete
 from lockstep.envs.make import Env, check_id, longest_episode, spec_for
-from lockstep.errors import FileFault, UsageError, nearest
+from lockstep.errors import FileFault, UsageError
 from lockstep.networks import MLP
-from lockstep.ranges import Count, Natural, NonNegative, Positive
+from lockstep.ranges import Count, Natural, NonNegative, Seconds, Seed
 
 Mode = Literal["gather", "average"]
+MOST_STEPS = 2**40  # of one update; no machine has memory for more
+MOST_WEIGHTS = 2**32  # of a network's hidden layers, likewise
+MANY = 4096  # processes, at most, that are proposed
 OF_REAL_ACTIONS = ("policy.log_std", "env.action")  # settings that discrete ones have no use for
 
 
@@ -54,7 +58,7 @@ class Experiment:
     collect: Collect = Collect()
     lanes: Count = 4  # units of work; as many processes as divide this can share them
     envs_per_lane: Count = 2
-    seed: Natural = 0
+    seed: Seed = 0
     steps: Count = 1_000_000  # environment steps in all; whole updates are made, so a few more may be
 
     @property
@@ -87,7 +91,7 @@ class Layout:
     mode: Mode = "gather"  # trajectories to one rank, or gradients between all
     workers: Natural = 0  # external processes that step each rank's environments; 0: the rank steps them itself
     threads: Natural = 0  # of MuJoCo step a rank's environments, at most; 0: all cores for a single process, else one
-    worker_timeout_s: Positive = 60.0  # after which a worker that is still at one step is replaced
+    worker_timeout_s: Seconds = 60.0  # after which a worker that is still at one step is replaced
     watchdog_s: NonNegative = 1800.0  # a rank that makes no step for so long hangs, and ends the job; 0: wait for ever
 
     def __str__(self) -> str:
@@ -146,35 +150,47 @@ def to_toml(settings: Config) -> str:
     return tomli_w.dumps(to_dict(settings))
 
 
-def algorithm_name(algo: Any) -> str:
-    return next(name for name, entry in REGISTRY.items() if entry.config is type(algo))
+algorithm_name = name_of
 
 
-def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | None = None) -> Config:
+def resolve(
+    name: str, algo: str | None = None, settings: Mapping[str, Any] | None = None, trust: bool = False
+) -> Config:
     """The configuration of a preset, an environment id or a TOML file, with `settings` laid over it.
 
     The keys of `settings` are those of the experiment (`seed`, `algo.clip`), or start with `watch.` or `layout.`.
+    What the arguments name as `module:name` is imported; what a file names so, with `trust`.
     """
-    if algo is not None and algo not in REGISTRY:
-        raise UsageError(f"unknown algorithm '{algo}'.{nearest(algo, REGISTRY)} There is: {', '.join(REGISTRY)}.")
-    if name.endswith(".toml"):
+    config.check_depth(settings)
+    typed = config.leaves(settings or {})
+    for given in (algo, typed.get("env.id")):
+        if isinstance(given, str):
+            names.load(given)
+    is_file = name.endswith(".toml")
+    if is_file:
         data = _file(Path(name))
     elif name in preset_names():
         data = _preset(name, algo)
     else:
         data = _plain_environment(name)
-    if algo is not None and algo != _named(_algo_in(data)):
-        if _algo_in(data):  # the numbers of another are none of its
+    if algo is not None and algo != _table_in(data, "algo").get("name", "ppo"):
+        if _table_in(data, "algo"):  # the numbers of another are none of its
             data = config.assign(data, "experiment.algo", None)
         data = config.assign(data, "experiment.algo.name", algo)
-    data = config.merged({"experiment": dict(REGISTRY[_named(_algo_in(data))].defaults)}, data)
-    typed = config.leaves(settings or {})
+    if is_file:
+        for key, given in named_in(data).items():
+            if key not in typed:
+                names.load_from(f"'{name}'", given, trust)
+    data = config.merged({"experiment": dict(entry(_named(_table_in(data, "algo"))).defaults)}, data)
     for key, value in typed.items():
         if key == "algo.name":  # the preset's numbers of another algorithm would stay
             raise UsageError(f"algo.name is not a setting: say --algo {value}, or algo={value!r} in Python.")
         group = key.split(".")[0]
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
-    resolved = checked(from_dict(data))
+    resolved = from_dict(data)
+    if is_file:
+        check_environment(data, name)
+    checked(resolved)
     check_id(resolved.experiment.env.id)
     unread = _unread(resolved.experiment, typed)
     if ignored := [f"{key} has no effect with {unread[key]}." for key in typed if key in unread]:
@@ -182,19 +198,33 @@ def resolve(name: str, algo: str | None = None, settings: Mapping[str, Any] | No
     return resolved
 
 
+def named_in(data: dict[str, Any]) -> dict[str, str]:
+    """What a configuration says that may be `module:name`: its algorithm and its environment."""
+    given = {"algo.name": _table_in(data, "algo").get("name"), "env.id": _table_in(data, "env").get("id")}
+    return {key: name for key, name in given.items() if isinstance(name, str)}
+
+
+def check_environment(data: dict[str, Any], file: str) -> None:
+    """Refuse a file that leaves open which environment it is for."""
+    if "id" not in _table_in(data, "env"):
+        raise UsageError(
+            f"'{file}' names no environment. Write `[experiment.env]`, and below it `id = \"Pendulum-v1\"`."
+        )
+
+
 def _file(path: Path) -> dict[str, Any]:
     try:
         file = Path(os.path.realpath(path)) if path.is_symlink() else path  # the user's own: it may be a link
-        return tomllib.loads(files.read(file, files.TEXT).decode())
+        return config.read(bytes(files.read(file, files.TEXT)))
     except FileFault as error:
         raise UsageError(str(error)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{path}' is not TOML: {error}.") from error
+    except UsageError as error:
+        raise UsageError(f"'{path}': {error}") from error
 
 
 def preset_names() -> list[str]:
-    files = resources.files("lockstep.presets").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    found = resources.files("lockstep.presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in found if file.name.endswith(".toml"))
 
 
 def preset_table(name: str) -> dict[str, Any]:
@@ -215,6 +245,7 @@ def _preset(name: str, algo: str | None) -> dict[str, Any]:
 
 
 def _plain_environment(name: str) -> dict[str, Any]:
+    names.load(name)
     check_id(name, preset_names())
     return {"experiment": {"env": {"id": name}}}
 
@@ -223,22 +254,22 @@ def _choose(cls: type, data: dict[str, Any]) -> tuple[type, dict[str, Any]]:
     """For the table `algo`, the dataclass of the algorithm that its `name` says."""
     if cls is not Algo:
         return cls, data
-    return REGISTRY[_named(data)].config, {key: value for key, value in data.items() if key != "name"}
+    return entry(_named(data)).config, {key: value for key, value in data.items() if key != "name"}
 
 
 def _named(algo: dict[str, Any]) -> str:
     """The name of the algorithm that the table `algo` is for."""
     name = algo.get("name", "ppo")
-    if not isinstance(name, str) or name not in REGISTRY:
-        raise UsageError(f"unknown algorithm '{name}'.{nearest(str(name), REGISTRY)}")
+    if not isinstance(name, str):
+        raise UsageError(f"'experiment.algo.name' must be text, not {name!r}.")
     return name
 
 
-def _algo_in(data: dict[str, Any]) -> dict[str, Any]:
-    """The table `algo` of a configuration. Tables that are none are told of later."""
+def _table_in(data: dict[str, Any], name: str) -> dict[str, Any]:
+    """The experiment's table `algo` or `env` in a configuration. Tables that are none are told of later."""
     experiment = data.get("experiment")
-    algo = experiment.get("algo") if isinstance(experiment, dict) else None
-    return algo if isinstance(algo, dict) else {}
+    table = experiment.get(name) if isinstance(experiment, dict) else None
+    return table if isinstance(table, dict) else {}
 
 
 def _unread(experiment: Experiment, typed: Mapping[str, Any]) -> dict[str, str]:
@@ -246,8 +277,8 @@ def _unread(experiment: Experiment, typed: Mapping[str, Any]) -> dict[str, str]:
 
     What kind of actions an environment takes is looked up, by making it, only where a typed setting asks for it.
     """
-    entry, normalize = REGISTRY[algorithm_name(experiment.algo)], experiment.normalize
-    unread = {f"algo.{name}": why for name, why in entry.unread(experiment.algo).items()}
+    chosen, normalize = entry(algorithm_name(experiment.algo)), experiment.normalize
+    unread = {f"algo.{name}": why for name, why in chosen.unread(experiment.algo).items()}
     if experiment.collect.episodes:
         unread["collect.steps"] = f"collect.episodes={experiment.collect.episodes}"
     if not normalize.observation:
@@ -265,18 +296,23 @@ def _cross_problems(settings: Config) -> list[str]:
     experiment = settings.experiment
     name, collect = algorithm_name(experiment.algo), experiment.collect
     kind = "episodes" if collect.episodes else "steps"
-    if kind not in REGISTRY[name].collects:
+    if kind not in entry(name).collects:
         wanted = "collect.episodes must be 0" if kind == "episodes" else "set collect.episodes to 1 or more"
         return [
             f"{name} does not learn from {'whole episodes' if collect.episodes else 'a number of steps'}: {wanted}."
         ]
-    problems = REGISTRY[name].problems(experiment.algo, experiment.lanes, experiment.rows)
+    if experiment.batch > MOST_STEPS:
+        size = f"{experiment.lanes} lanes x {experiment.envs_per_lane} envs x {experiment.length} steps"
+        return [f"an update of {size} fits into no machine. Lower what is collected, envs_per_lane or lanes."]
+    problems = entry(name).problems(experiment.algo, experiment.lanes, experiment.rows)
     layers = experiment.policy.hidden, experiment.policy.value_hidden
+    if any(sum(a * b for a, b in pairwise((1, *widths))) > MOST_WEIGHTS for widths in layers):
+        problems.append("policy.hidden or policy.value_hidden: networks of that size fit into no machine.")
     if experiment.policy.widths == "dimensions" and layers != (MLP.hidden, MLP.value_hidden):
         problems.append("policy.hidden and policy.value_hidden have no effect with policy.widths=dimensions.")
     nprocs, lanes = settings.layout.nprocs, experiment.lanes
     if lanes % nprocs:
-        fitting = [str(n) for n in range(1, lanes + 1) if lanes % n == 0]
+        fitting = [str(n) for n in range(1, min(lanes, MANY) + 1) if lanes % n == 0]
         problems.append(f"nprocs ({nprocs}) must divide the {lanes} lanes: {', '.join(fitting)}.")
     workers, mine = settings.layout.workers, lanes // nprocs * experiment.envs_per_lane
     if workers > mine and not lanes % nprocs:

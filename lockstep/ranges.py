@@ -25,6 +25,8 @@ class Range(NamedTuple):
 
 Count = Annotated[int, Range(low=1)]
 Natural = Annotated[int, Range(low=0)]
+Seed = Annotated[int, Range(0, 2**128 - 1)]
 Positive = Annotated[float, Range(low=0, above=True)]
+Seconds = Annotated[float, Range(0, 1e9, above=True)]  # 30 years; system calls take little more
 NonNegative = Annotated[float, Range(low=0)]
 Share = Annotated[float, Range(0, 1)]

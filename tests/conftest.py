@@ -24,6 +24,14 @@ settings.register_profile("lockstep", deadline=None, derandomize=True, max_examp
 settings.load_profile("lockstep")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def key_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs are sealed with a key that is not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No process survives the test that started it."""

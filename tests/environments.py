@@ -13,12 +13,13 @@ from gymnasium import spaces
 
 from lockstep.address import Purpose
 from lockstep.core import Discrete
+from lockstep.envs import testing
 from lockstep.envs.episodes import Envs, Rollout
 from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import Env
 from lockstep.envs.workers import WorkerEnvs
 
-SCRIPTED = "lockstep.envs.testing:Scripted-v0"
+SCRIPTED = f"{testing.__name__}:Scripted-v0"
 
 
 def local(env: Env, seed: int, numbers: Sequence[int], purpose: Purpose = Purpose.RESET) -> Envs:

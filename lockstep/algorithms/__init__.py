@@ -5,9 +5,12 @@ They know no environment, no process and no file.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from lockstep import names
 from lockstep.algorithms.a2c import A2C, a2c, a2c_idle, a2c_unread
 from lockstep.algorithms.acktr import ACKTR, acktr, acktr_problems, acktr_unread
 from lockstep.algorithms.actor_critic import Setup
@@ -17,6 +20,7 @@ from lockstep.algorithms.ppo_kl import PPOKL, ppo_kl, ppo_kl_problems, ppo_kl_un
 from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle, reinforce_unread
 from lockstep.algorithms.trpo import TRPO, trpo, trpo_problems, trpo_unread
 from lockstep.core import Algorithm
+from lockstep.errors import UsageError, nearest
 
 
 class Entry(NamedTuple):
@@ -50,3 +54,69 @@ REGISTRY: dict[str, Entry] = {
         unread=reinforce_unread,
     ),
 }
+
+
+def entry(name: str) -> Entry:
+    """What `REGISTRY` has under the name, or a user's own: `module:name`, where that module is imported by now."""
+    if name in REGISTRY:
+        found = REGISTRY[name]
+    elif ":" in name:
+        found = _entry_in(name)
+    else:
+        hint = nearest(name, REGISTRY)
+        raise UsageError(
+            f"unknown algorithm '{name}'.{hint} There is: {', '.join(REGISTRY)}; or module:name, your own."
+        )
+    if problem := _unusable(name, found.config):
+        raise UsageError(f"algorithm '{name}': its settings, {found.config.__qualname__}, {problem}")
+    return found
+
+
+def name_of(config: object) -> str:
+    """The name of the algorithm whose settings these are, under which `entry` finds it."""
+    return _name_of(type(config))
+
+
+def _name_of(config: type) -> str:
+    ours = [name for name, found in REGISTRY.items() if found.config is config]
+    module = config.__module__
+    own = [f"{module}:{name}" for name, found in _entries(module).items() if found.config is config]
+    return [*ours, *own, ""][0]
+
+
+def _entries(module: str) -> dict[str, Entry]:
+    """Those that stand in an imported module."""
+    inside = vars(sys.modules[module]) if module in sys.modules else {}
+    return {name: found for name, found in inside.items() if isinstance(found, Entry)}
+
+
+def _entry_in(name: str) -> Entry:
+    module = names.imported(name).__name__
+    entries, wanted = _entries(module), name.rpartition(":")[2]
+    if wanted not in entries:
+        there = (
+            f" There is: {', '.join(entries)}." if entries else " There is none; docs/write-an-algorithm.md shows one."
+        )
+        raise UsageError(
+            f"'{wanted}' is no algorithm (a lockstep.algorithms.Entry) of the module '{module}'."
+            f"{nearest(wanted, entries)}{there}"
+        )
+    return entries[wanted]
+
+
+def _unusable(name: str, config: type) -> str:
+    """Why these can't be an algorithm's settings, if they can't."""
+    if not (dataclasses.is_dataclass(config) and config.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        return "must be a frozen dataclass: `@dataclass(frozen=True)`."
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    if bare := [name for name, field in fields.items() if (field.default, field.default_factory) == missing]:
+        return f"need a default for '{bare[0]}'."
+    if "discount" not in fields:
+        return "need a 'discount', which the scale of rewards depends on: `discount: float = 0.99`."
+    if _name_of(config) != name:
+        return (
+            f"are those of '{_name_of(config) or config.__module__}': say that name, or give it settings of its own in"
+            f" its own module, by which it is known. `class Mine({config.__name__}): pass` is enough."
+        )
+    return ""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import error, spaces, wrappers
 
+from lockstep import names
 from lockstep.core import ArraySpec, Box, Discrete, Spec
 from lockstep.errors import EnvironmentFault, UsageError, nearest
 from lockstep.ranges import Natural, NonNegative
@@ -34,11 +32,8 @@ class Env:
 
 def check_id(env_id: str, more: Sequence[str] = ()) -> None:
     """Refuse an id that Gymnasium doesn't know, naming the nearest that it does, or of `more` names."""
-    module, colon, name = env_id.rpartition(":")
     try:
-        if colon:
-            _import(module, env_id)
-        gymnasium.spec(name)
+        gymnasium.spec(_registered(env_id))
     except error.Error as cause:
         hint = nearest(env_id, [*gymnasium.registry, *more]) or f" {cause}."
         raise UsageError(
@@ -46,15 +41,11 @@ def check_id(env_id: str, more: Sequence[str] = ()) -> None:
         ) from cause
 
 
-def _import(module: str, env_id: str) -> None:
-    """Import a user's module, also from the working directory."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        importlib.import_module(module)
-    except Exception as cause:
-        why = f"{type(cause).__name__}: {cause}"
-        raise UsageError(f"'{env_id}': the module '{module}' can't be imported: {why}.") from cause
+def _registered(env_id: str) -> str:
+    """The id as Gymnasium's registry has it: what stands behind the module, which is imported by now."""
+    if ":" in env_id:
+        names.imported(env_id)
+    return env_id.rpartition(":")[2]
 
 
 def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
@@ -69,7 +60,7 @@ def make(env: Env, render_mode: str | None = None) -> gymnasium.Env:
             warnings.filterwarnings("ignore", message=".*is out of date.*")
             # Box2D's import does not survive these where warnings are errors
             warnings.filterwarnings("ignore", message="builtin type .* has no __module__ attribute")
-            made = gymnasium.make(env.id, disable_env_checker=True, **options, **env.kwargs)
+            made = gymnasium.make(_registered(env.id), disable_env_checker=True, **options, **env.kwargs)
             return TimeFeature(made, env.time_feature) if env.time_feature else made
     except UsageError:
         raise
@@ -250,7 +241,7 @@ def longest_episode(env: Env) -> int:
     if env.time_limit:
         return env.time_limit
     check_id(env.id)
-    registered = gymnasium.spec(env.id.rpartition(":")[2]).max_episode_steps
+    registered = gymnasium.spec(_registered(env.id)).max_episode_steps
     limit = env.kwargs.get("max_episode_steps", registered)  # Gymnasium takes it beside the environment's own; -1: none
     if not isinstance(limit, int) or limit < 0:
         raise UsageError(

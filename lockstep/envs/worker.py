@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep import names
 from lockstep.address import Purpose
 from lockstep.envs.episodes import BrokenEpisode, OpenEpisode, Rollout, action_row
 from lockstep.envs.local import LocalEnvs
@@ -37,6 +38,7 @@ ROW = struct.Struct("<I")  # which row of the rollout a step is
 
 STARTUP_S = 120.0  # more time for what is not a step: to import, to make environments, to reset them first
 CLOSE_S = 10.0  # to close environments
+LONGEST_S = 1e9  # about what system calls take
 LEEWAY_S = 2.0  # after its time a worker that its parent did not end ends itself
 
 PARENT_DIED = signal.SIGUSR1
@@ -48,7 +50,7 @@ def patience(message: bytes, timeout_s: float) -> float:
     if message[:1] == STEP:
         return timeout_s
     steps = json.loads(message[1:])["steps"] if message[:1] == RESTORE else 0
-    return timeout_s * (1 + steps / 100) + STARTUP_S
+    return min(timeout_s * (1 + steps / 100), LONGEST_S) + STARTUP_S
 
 
 def main(given: dict[str, Any]) -> None:
@@ -59,6 +61,7 @@ def main(given: dict[str, Any]) -> None:
     connection = socket.socket(fileno=given["connection"])
     connection.set_inheritable(False)
     try:
+        names.load(given["env"]["id"])  # the parent knows that it may be
         envs = LocalEnvs(Env(**given["env"]), given["seed"], given["numbers"], Purpose(given["purpose"]))
     except UsageError as error:
         connection.send(UNUSABLE + str(error).encode()[: PACKET // 2])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -69,10 +70,11 @@ class Worker:
         """Start the process; it shows with the first answer whether that went well."""
         self._connection, theirs_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = {**self._task, "parent": os.getpid(), "connection": theirs_end.fileno()}
-        given["path"] = [place for place in sys.path if isinstance(place, str)]
+        found = str(Path(__file__).parents[2])  # this package, which is searched for there first
+        given["path"] = [found, *(place for place in sys.path if isinstance(place, str))]
         with theirs_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT],
+                [sys.executable, "-P", "-c", BOOT],  # -P: what lies in the working directory hides nothing of Python
                 stdin=subprocess.PIPE,
                 pass_fds=[theirs_end.fileno()],
                 env={**os.environ, **PINNED},

@@ -119,9 +119,19 @@ def leave(comm: Comm, status: int, message: str | None = None) -> int:
     return 0 if STATUS_FILE in os.environ else status
 
 
+def ourselves() -> list[str]:
+    """The command `lockstep` for a new process, found where this one found it.
+
+    `python -m lockstep` would search the working directory first: what lies there may have a name of Python's own.
+    """
+    place = str(Path(__file__).parents[2])
+    boot = f"import sys; sys.path.insert(0, {place!r}); from lockstep.__main__ import main; raise SystemExit(main())"
+    return [sys.executable, "-P", "-c", boot]
+
+
 def launch(nprocs: int, arguments: Sequence[str], when_lost: str) -> int:
-    """`python -m lockstep ARGUMENTS` on `nprocs` ranks; the exit status of the whole."""
-    ended = run_ranks(nprocs, [sys.executable, "-m", "lockstep", *arguments])
+    """`lockstep ARGUMENTS` on `nprocs` ranks; the exit status of the whole."""
+    ended = run_ranks(nprocs, [*ourselves(), *arguments])
     if ended.told is not None:
         return ended.told
     print(f"lockstep: a rank was lost; {when_lost}", file=sys.stderr)

@@ -20,7 +20,7 @@ from matplotlib import pyplot
 
 from lockstep.errors import FileFault, LockstepError, UsageError
 from lockstep.experiment import Config, Layout, Mode, Watch, algorithm_name, checked, replace_experiment, to_toml
-from lockstep.parallel.launch import end_with_parent
+from lockstep.parallel.launch import end_with_parent, ourselves
 from lockstep.run.interrupt import stopped_by_exception
 from lockstep.run.metrics import read_metrics
 from lockstep.run.plot import save_picture
@@ -137,7 +137,7 @@ def _train(config: Config, folder: Path, name: str) -> Path:
     """A run in processes of its own, that end with this one."""
     file = folder / f"{name}.toml"
     file.write_text(to_toml(config))
-    command = [sys.executable, "-m", "lockstep", "train", str(file), "--logdir", str(folder), "--name", name]
+    command = [*ourselves(), "train", str(file), "--logdir", str(folder), "--name", name, "--trust"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=end_with_parent)
     if done.returncode:
         failure = LockstepError(f"{config.layout}: the run ended with status {done.returncode}:\n{done.stderr.strip()}")

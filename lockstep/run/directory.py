@@ -9,15 +9,17 @@ import os
 import re
 import secrets
 import shutil
+import sys
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from lockstep import files
-from lockstep.errors import FileFault, InUse, UsageError
-from lockstep.experiment import Config, from_dict, to_toml
+from lockstep import files, names
+from lockstep.config import read as read_toml
+from lockstep.errors import FileFault, InUse, Untrusted, UsageError
+from lockstep.experiment import Config, algorithm_name, check_environment, from_dict, named_in, to_toml
+from lockstep.run import seal
 
 CONFIG, METRICS, LOCK = "config.toml", "metrics.csv", "run.lock"
 WHO = 200  # bytes of the lock that say who holds it, at most
@@ -82,19 +84,54 @@ def check_not_gone(path: Path) -> None:
 
 
 def write_config(path: Path, config: Config) -> None:
-    write_file(path / CONFIG, to_toml(config).encode())
+    """With its seal: the modules that it names are imported by this user without a question."""
+    content = to_toml(config).encode()
+    write_file(path / CONFIG, content)
+    try:
+        sealed = seal.sign(content)
+    except OSError as error:
+        if ":" in config.experiment.env.id + algorithm_name(config.experiment.algo):
+            why = f"{error.filename or 'its key'}: {error.strerror or error}"
+            print(f"lockstep: the run gets no seal, so that it is resumed with --trust. {why}", file=sys.stderr)
+        return
+    write_file(path / seal.SEAL, sealed)
 
 
-def read_config(path: Path) -> Config:
-    """A run's configuration, or an error that says what isn't there."""
+def read_config(path: Path, trust: bool = False, played: bool = True) -> Config:
+    """A run's configuration, or an error that says what isn't there.
+
+    The modules that it names are imported, with `trust` or if the run was made here; the environment's if it is
+    `played`.
+    """
     file = path / CONFIG
     if not file.is_file():
         raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
-    content = files.read(file, files.TEXT)
+    content = bytes(files.read(file, files.TEXT))
     try:
-        return from_dict(tomllib.loads(content.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, UsageError) as error:
-        raise FileFault(f"{file}: {error}") from error
+        data = read_toml(content)
+        for key, name in named_in(data).items():
+            if key == "algo.name" or played:
+                names.load_from(f"'{file}'", name, trust or _made_here(path, content))
+        found = from_dict(data)
+        check_environment(data, str(file))
+        return found
+    except Untrusted:
+        raise
+    except UsageError as error:
+        raise FileFault(f"'{file}': {error}") from error
+
+
+def modules(path: Path, trust: bool) -> list[str]:
+    """What other ranks must import before they are told of the run: the names in its configuration."""
+    experiment = read_config(path, trust).experiment
+    return [experiment.env.id, algorithm_name(experiment.algo)]
+
+
+def _made_here(path: Path, content: bytes) -> bool:
+    try:
+        return seal.holds(content, bytes(files.read(path / seal.SEAL, 1 << 10)))
+    except FileFault:
+        return False
 
 
 def write_file(path: Path, content: bytes | bytearray) -> None:

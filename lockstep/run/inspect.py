@@ -14,9 +14,10 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
+from lockstep import files, names
 from lockstep.address import Purpose, integer
-from lockstep.config import build
-from lockstep.core import Box
+from lockstep.config import LARGEST, brief, build, check_depth
+from lockstep.core import Box, Discrete
 from lockstep.envs.make import (
     Env,
     check_finite,
@@ -172,14 +173,18 @@ def _same(env: Env, first: list[Moment], again: list[Moment], where: str) -> Non
 
 def replay(env_id: str, file: Path) -> str:
     """Play a recorded episode again, and tell what happens at its last step."""
-    env, seed, actions = _read_episode(file)
-    if env.id != env_id:
-        raise UsageError(f"'{file}' is an episode of '{env.id}', not of '{env_id}'.")
-    environment = make(env)
+    env, seed, recorded = _read_episode(env_id, file)
+    try:
+        environment = make(env)
+    except UsageError as error:  # the name was typed, the rest of it stands in the file
+        raise FileFault(f"'{file}': {error}") from error
     step = -1
     try:
+        actions = _actions(recorded, file, spec_of(environment, env.id).action)
         for step, _ in enumerate(_episode(env, environment, seed, actions)):
             pass
+    except FileFault:
+        raise
     except EnvironmentFault as fault:
         raise EnvironmentFault(f"replayed: at step {step + 1} {fault}.") from fault
     except Exception as error:
@@ -189,10 +194,57 @@ def replay(env_id: str, file: Path) -> str:
     return f"{step} steps replayed without a fault: it was not repeated."
 
 
-def _read_episode(file: Path) -> tuple[Env, int, list[Any]]:
+def _read_episode(env_id: str, file: Path) -> tuple[Env, int, list[Any]]:
+    """What a run recorded of an episode of the environment that was typed, which is imported if it must be."""
     try:
-        record = json.loads(file.read_bytes())
-        env = build(Env, record["env"], lambda cls, data: (cls, data))
-        return env, int(record["seed"]), [np.asarray(action, np.float32) for action in record["actions"]]
-    except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
-        raise FileFault(f"'{file}' is not a recorded episode: {error}.") from error
+        record = json.loads(files.read(file.resolve() if file.is_symlink() else file, files.TABLE))
+        check_depth(record)
+        given, seed, actions = (_part(record, *part) for part in (("env", dict), ("seed", int), ("actions", list)))
+        if "id" not in given:
+            raise ValueError("'env' has no 'id'")
+        env = build(Env, given, lambda cls, data: (cls, data))
+        if not 0 <= seed <= LARGEST:
+            raise ValueError(f"'seed' must be from 0 to {LARGEST}")
+    except (ValueError, RecursionError, UsageError) as error:
+        raise FileFault(f"'{file}' is not a recorded episode: {brief(str(error))}.") from error
+    if env.id != env_id:
+        raise UsageError(f"'{file}' is an episode of '{env.id}', not of '{env_id}'.")
+    names.load(env_id)
+    return env, seed, actions
+
+
+def _part(record: object, name: str, kind: type) -> Any:
+    found = record.get(name) if isinstance(record, dict) else None
+    if type(found) is not kind:
+        words = {dict: "a table", int: "a whole number", list: "a list"}
+        raise ValueError(f"'{name}' must be {words[kind]}")
+    return found
+
+
+def _actions(recorded: list[Any], file: Path, space: Box | Discrete) -> list[np.ndarray]:
+    """The policy's actions as it chose them; a FileFault where no policy of this environment can have done so."""
+    actions = []
+    for step, given in enumerate(recorded, 1):
+        action = _action(given, space)
+        if action is None:
+            size = "a whole number" if isinstance(space, Discrete) else f"{space.low.size} numbers"
+            raise FileFault(
+                f"'{file}' is not a recorded episode: action {step} must be {size} that the policy can choose."
+            )
+        actions.append(action)
+    return actions
+
+
+def _action(given: object, space: Box | Discrete) -> np.ndarray | None:
+    """One action, if it is one of this space."""
+    shape, kinds = ((), "i") if isinstance(space, Discrete) else ((space.low.size,), "if")
+    try:
+        plain = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        return None
+    if plain.shape != shape or plain.dtype.kind not in kinds:
+        return None
+    with np.errstate(over="ignore"):
+        action = np.asarray(plain, np.float32)
+    inside = 0 <= action < space.n if isinstance(space, Discrete) else np.isfinite(action).all()
+    return action if inside else None

@@ -22,11 +22,11 @@ POINTS = 200  # of a drawn curve
 RESAMPLES = 2000  # of the bootstrap
 
 
-def plot(runs: list[Path], out: Path, column: str) -> None:
+def plot(runs: list[Path], out: Path, column: str, trust: bool = False) -> None:
     """Draw `column` of every run against steps into a PNG or SVG file."""
     check_picture(out)
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for label, curves in _groups(runs, column).items():
+    for label, curves in _groups(runs, column, trust).items():
         steps, mean, low, high = summarize(curves)
         (line,) = axes.plot(steps, mean, label=f"{label} ({len(curves)} seed{'s' * (len(curves) > 1)})")
         if len(curves) > 1:
@@ -64,11 +64,11 @@ def summarize(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     return steps, values.mean(0), low, high
 
 
-def _groups(runs: list[Path], column: str) -> dict[str, list[Curve]]:
+def _groups(runs: list[Path], column: str, trust: bool = False) -> dict[str, list[Curve]]:
     """Curves by experiment, seed aside. A label is environment and algorithm, and a run's name where two share it."""
     found: dict[str, tuple[str, list[Curve]]] = {}
     for run in runs:
-        experiment = directory.read_config(run).experiment
+        experiment = directory.read_config(run, trust, played=False).experiment
         what = repr({name: value for name, value in to_dict(experiment).items() if name != "seed"})
         label = f"{experiment.env.id} {algorithm_name(experiment.algo)}"
         if what not in found and any(label == other for other, _ in found.values()):

@@ -89,10 +89,10 @@ def find(run: Path, which: str) -> tuple[Path, Checkpoint]:
     return known[which], checkpoint.read(known[which])
 
 
-def load(run: str | Path, which: str = "newest") -> TrainedPolicy:
+def load(run: str | Path, which: str = "newest", trust: bool = False) -> TrainedPolicy:
     """The policy of a run, from its `newest` or `best` checkpoint or the one at a number of steps."""
     run = Path(run)
-    config = directory.read_config(run)
+    config = directory.read_config(run, trust)
     path, saved = find(run, which)
     checkpoint.refuse_another_experiment(run, config, path, saved)
     experiment = config.experiment

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from lockstep.algorithms import REGISTRY
+from lockstep.algorithms import entry
 from lockstep.algorithms.actor_critic import Setup
 from lockstep.collect import Actor, make_actor
 from lockstep.core import Algorithm, Array, Learner, Metrics, Policy, Spec, Trajectory
@@ -31,7 +31,7 @@ def assemble(experiment: Experiment, spec: Spec, budget: Array | None = None) ->
         steps = experiment.steps if budget is None else budget
         setup = Setup(policy, spec, experiment.normalize, steps, lanes=experiment.lanes, rows=experiment.rows)
         setup = setup._replace(padded=experiment.collect.episodes > 0)
-        return policy, REGISTRY[algorithm_name(experiment.algo)].make(experiment.algo, setup)
+        return policy, entry(algorithm_name(experiment.algo)).make(experiment.algo, setup)
 
 
 class Recipe:
@@ -39,7 +39,7 @@ class Recipe:
 
     def __init__(self, experiment: Experiment, spec: Spec) -> None:
         self.experiment, self.spec = dataclasses.replace(experiment, seed=0, steps=1), spec
-        make = REGISTRY[algorithm_name(experiment.algo)].make
+        make = entry(algorithm_name(experiment.algo)).make
         self._key = (self.experiment.digest, pickle.dumps(spec), make)
 
     def __hash__(self) -> int:

@@ -20,8 +20,8 @@ class Receipt(NamedTuple):
     agreement: str  # how it compares with metrics.csv, in words
 
 
-def receipt(run: Path) -> Receipt:
-    config = directory.read_config(run)
+def receipt(run: Path, trust: bool = False) -> Receipt:
+    config = directory.read_config(run, trust, played=False)
     path, saved = find(run, "newest")
     refuse_another_experiment(run, config, path, saved)
     updates, steps = saved.progress.updates, saved.progress.steps

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
-from lockstep import foreign, tree
+from lockstep import foreign, names, tree
 from lockstep.address import Purpose, words
-from lockstep.algorithms import REGISTRY, follows_budget
+from lockstep.algorithms import entry, follows_budget
 from lockstep.collect import Collector, Episode
 from lockstep.core import Algorithm, Learner, Metrics, Spec, Trajectory
 from lockstep.envs.episodes import BrokenEpisode, Envs
@@ -94,9 +94,12 @@ def resume(
     mode: Mode = "gather",
     workers: int = 0,
     comm: Comm = SOLO,
+    trust: bool = False,
 ) -> Run:
     """Continue a run from its newest valid checkpoint; `steps` gives it another budget."""
     path = Path(path).absolute()
+    for name in comm.on_root(lambda: directory.modules(path, trust)):
+        names.load(name)
     config = comm.on_root(lambda: directory.read_config(path))
     if steps is not None:
         config = replace_experiment(config, steps=steps)
@@ -272,7 +275,7 @@ def _run(
 
 def _name_the_idle(experiment: Experiment, learner: Learner, say: Callable[[str], None]) -> None:
     """Say once which parameters no gradient will ever reach: they count as zeros in every mean."""
-    scope = REGISTRY[algorithm_name(experiment.algo)].idle(experiment.algo)
+    scope = entry(algorithm_name(experiment.algo)).idle(experiment.algo)
     idle = [name for name in tree.paths(learner.params) if scope and name.startswith(f"{scope}/")]
     if idle:
         say(f"no gradient reaches these parameters, which stay as they are: {', '.join(idle)}")

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lockstep import tree
+from lockstep import names, tree
 from lockstep.errors import Differs, FileFault, UsageError
 from lockstep.experiment import Config, Layout, Watch, checked
 from lockstep.parallel.comm import Comm
@@ -72,8 +72,10 @@ class Work(NamedTuple):
     notes: list[str]
 
 
-def verify(run: Path, layout: Layout, wanted: Slice, comm: Comm) -> str:
+def verify(run: Path, layout: Layout, wanted: Slice, comm: Comm, trust: bool = False) -> str:
     """What was found equal, in words; Differs names the first update that is not."""
+    for name in comm.on_root(lambda: directory.modules(run, trust)):
+        names.load(name)
     work = comm.on_root(lambda: _work(evidence(run, layout, wanted)))
     comparison = Comparison(work, comm.rank == 0)
     comparison.begin()

@@ -35,6 +35,22 @@ REFUSED = {
         ["train", "pendulum", "--steps", "-5"],
         "argument --steps: must be a whole number above 0, not -5",
     ),
+    "steps beyond counting": (["train", "pendulum", "--steps", "1e30"], "--steps: must be below 2^63, not 1e30"),
+    "steps without end": (["train", "pendulum", "--steps", "1e400"], "must be a whole number above 0, not 1e400"),
+    "steps that are none": (["train", "pendulum", "--steps", "nan"], "must be a whole number above 0, not nan"),
+    "steps in other digits": (["train", "pendulum", "--steps", "٣"], "must be a whole number above 0, not ٣"),
+    "a long seed": (["train", "pendulum", "--seed", "9" * 5000], "must be a whole number, 0 or more, not 9999"),
+    "a seed in other digits": (["train", "pendulum", "--seed", "²"], "must be a whole number, 0 or more, not ²"),
+    "a seed of more than 128 bits": (
+        ["train", "pendulum", "--seed", "9" * 39],
+        "'seed' must be between 0 and 3.40282e+38",
+    ),
+    "a long seed as a setting": (
+        ["train", "pendulum", "--set", f"seed={'9' * 5000}"],
+        "--set seed: a number is too long",
+    ),
+    "lists without end": (["train", "pendulum", "--set", f"x={'[' * 5000}"], "--set x: tables or lists nest more than"),
+    "a file that is none": (["train", "/dev/zero.toml"], "No such file"),
     "steps in words": (
         ["train", "pendulum", "--steps", "many"],
         "argument --steps: must be a whole number above 0, not many",
@@ -104,6 +120,50 @@ def test_refused_with_status_2(
     assert message in told
     assert told.startswith("lockstep: ")
     assert not list(tmp_path.iterdir()), "nothing may be created"
+
+
+BROKEN_RECORDS = {
+    "a seed without end": '{"env": {"id": "Pendulum-v1"}, "seed": Infinity, "actions": []}',
+    "a seed below 0": '{"env": {"id": "Pendulum-v1"}, "seed": -1, "actions": []}',
+    "a seed that is none": '{"env": {"id": "Pendulum-v1"}, "seed": true, "actions": []}',
+    "an environment that is none": '{"env": "x", "seed": 0, "actions": []}',
+    "no environment": '{"env": {}, "seed": 0, "actions": []}',
+    "no table": "[]",
+    "actions that are none": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": 5}',
+    "an action in words": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": [["x"]]}',
+    "an action of another size": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": [[0.5, 0.5]]}',
+    "an action that is no number": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": [[NaN]]}',
+    "an action beyond float32": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": [[1e300]]}',
+    "actions of several sizes": '{"env": {"id": "Pendulum-v1"}, "seed": 0, "actions": [[[0.5], 1]]}',
+    "kwargs of another": '{"env": {"id": "Pendulum-v1", "kwargs": {"gravitas": 1}}, "seed": 0, "actions": []}',
+    "nests": '{"env": ' + "[" * 100_000,
+    "other letters": "\xff",
+}
+
+
+@pytest.mark.parametrize("record", BROKEN_RECORDS.values(), ids=BROKEN_RECORDS)
+def test_what_is_no_recorded_episode_is_status_5(tmp_path: Path, capsys: Output, record: str) -> None:
+    file = tmp_path / "fault.json"
+    file.write_bytes(record.encode("latin-1"))
+    assert main(["check", "Pendulum-v1", "--replay", str(file)]) == 5
+    told = capsys.readouterr().err
+    assert told.startswith(f"lockstep: '{file}'")
+    assert told.count("\n") == 1
+
+
+def test_a_recorded_episode_of_a_discrete_environment_has_its_actions(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "fault.json"
+    for action, status in ((1, 0), (2, 5), (-1, 5), (0.5, 5), ([1], 5), (True, 5)):
+        file.write_text(json.dumps({"env": {"id": "CartPole-v1"}, "seed": 0, "actions": [action]}))
+        assert main(["check", "CartPole-v1", "--replay", str(file)]) == status, action
+    assert "action 1 must be a whole number that the policy can choose" in capsys.readouterr().err
+
+
+def test_a_recorded_episode_of_another_environment_imports_nothing(tmp_path: Path, capsys: Output) -> None:
+    file = tmp_path / "fault.json"
+    file.write_text('{"env": {"id": "no_such_module:Pendulum-v1"}, "seed": 0, "actions": []}')
+    assert main(["check", "Pendulum-v1", "--replay", str(file)]) == 2
+    assert "is an episode of 'no_such_module:Pendulum-v1', not of 'Pendulum-v1'" in capsys.readouterr().err
 
 
 def test_all_problems_are_told_at_once(capsys: Output) -> None:

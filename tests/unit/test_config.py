@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep import config
 from lockstep.errors import UsageError, nearest
-from lockstep.ranges import Count, Natural, NonNegative, Positive, Range, Share
+from lockstep.ranges import Count, Natural, NonNegative, Positive, Range, Seed, Share
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,11 @@ def test_whole_floats_are_whole_numbers_and_whole_numbers_are_floats(name: str, 
 @given(
     st.builds(
         Settings,
-        steps=st.integers(1),
+        steps=st.integers(1, config.LARGEST),
         shift=st.floats(allow_nan=False, allow_infinity=False),
-        hidden=st.lists(st.integers(1)).map(tuple),
+        hidden=st.lists(st.integers(1, config.LARGEST)).map(tuple),
         name=st.text(),
-        extra=st.dictionaries(st.text(), st.integers()),
+        extra=st.dictionaries(st.text(), st.integers(-config.LARGEST, config.LARGEST)),
         inner=st.builds(Inner, clip=st.floats(0, 1), kind=st.sampled_from(["fast", "exact"])),
     )
 )
@@ -185,3 +186,73 @@ def test_a_range_says_what_it_holds(allowed: Range, inside: tuple, outside: tupl
 def test_nearest_does_not_mind_case_and_says_nothing_of_strangers() -> None:
     assert nearest("pendulum-V1", ["Pendulum-v1", "CartPole-v1"]) == " Did you mean 'Pendulum-v1'?"
     assert nearest("zzz", ["Pendulum-v1", "CartPole-v1"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a = \xff", "not TOML: 'utf-8' codec can't decode byte 0xff in position 4"),
+        (b"a = ", "not TOML: Invalid value"),
+        (b"a = " + b"[" * 5000, "tables or lists nest more than 32 deep."),
+        (b"a = " + b"[" * 33 + b"]" * 33, "tables or lists nest more than 32 deep."),
+        (b"a." * 33 + b"a = 1", "tables or lists nest more than 32 deep."),
+        (b"a." * 100_000 + b"a = 1", "tables or lists nest more than 32 deep."),
+        (b"a = " + b"9" * 5000, "a number is too long to be read."),
+    ],
+)
+def test_what_is_not_toml_says_why(content: bytes, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        config.read(content)
+
+
+def test_what_nests_a_little_is_read() -> None:
+    assert config.read(b"a = " + b"[" * 31 + b"]" * 31)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"steps": 2**63}, "'steps' must be at most 9223372036854775807, not 9223372036854775808."),
+        ({"steps": 1e30}, "'steps' must be at most 9223372036854775807, not 1000000000000000019884624838656."),
+        ({"steps": 10**5000}, "'steps' must be at most 9223372036854775807, not a number of thousands of digits."),
+        ({"rate": 10**400}, "'rate' must be a number, not 1000000000"),
+        ({"hidden": [2**64]}, "'hidden[0]' must be at most"),
+        (
+            {"inner": {"kind": 10**5000}},
+            "'inner.kind' must be one of fast, exact, not a number of thousands of digits.",
+        ),
+        ({"extra": {"a": [2**63]}}, "'extra.a' must be a number of at most 64 bits"),
+        ({"name": ["y" * 10_000]}, "'name' must be text, not ['yyy"),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_and_messages_stay_short(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        build(data)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_seed_has_128_bits() -> None:
+    """As many as NumPy's documentation tells people to draw."""
+    assert 2**128 - 1 in Seed.__metadata__[0]
+    assert 2**128 not in Seed.__metadata__[0]
+
+
+@pytest.mark.parametrize("text", ["x=" + "[" * 5000, "x=" + "9" * 5000])
+def test_a_setting_that_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--set x: (tables or lists nest|a number is too long)"):
+        config.parse(text)
+
+
+def test_a_setting_is_utf_8() -> None:
+    """What else was typed could not be written into config.toml."""
+    with pytest.raises(UsageError, match=r"--set env\.kwargs\.name: its value is not UTF-8"):
+        config.parse("env.kwargs.name=caf\udce9")
+    for value in (["caf\udce9"], {"caf\udce9": 1}, {3: 1}):
+        with pytest.raises(UsageError, match=r"'extra\.name' must be a number"):
+            build({"extra": {"name": value}})
+
+
+def test_a_setting_has_one_value() -> None:
+    """What stood on a second line was dropped."""
+    assert config.parse("seed=1\nlanes=2") == ("seed", "1\nlanes=2")

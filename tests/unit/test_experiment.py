@@ -10,8 +10,17 @@ from lockstep.algorithms import REGISTRY
 from lockstep.algorithms.ppo import PPO
 from lockstep.config import LATER, assign, parse
 from lockstep.envs.make import Env
-from lockstep.errors import UsageError
+from lockstep.errors import FileFault, UsageError
 from lockstep.experiment import Experiment, algorithm_name, from_dict, preset_for, preset_names, resolve, to_dict
+from lockstep.run.directory import read_config
+
+
+def nest(depth: int) -> dict[str, object]:
+    """Tables inside each other."""
+    inner: dict[str, object] = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
 
 
 @pytest.mark.parametrize("algo", REGISTRY)
@@ -111,7 +120,9 @@ def test_an_algorithm_says_what_it_does_not_learn_from() -> None:
 
 def test_a_files_numbers_are_those_of_the_algorithm_it_names(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('experiment = { seed = 7, algo = { name = "a2c", learning_rate = 0.05, decay = 0.9 } }')
+    file.write_text(
+        '[experiment]\nseed = 7\nenv.id = "Pendulum-v1"\nalgo = { name = "a2c", learning_rate = 0.05, decay = 0.9 }'
+    )
     mine, other = (resolve(str(file), algo).experiment for algo in (None, "ppo"))
     assert (algorithm_name(mine.algo), mine.algo.learning_rate) == ("a2c", 0.05)  # type: ignore[attr-defined]
     assert resolve(str(file), "a2c").experiment == mine
@@ -130,6 +141,52 @@ def test_a_file_whose_tables_are_none_is_told_so(
         resolve(str(file), algo, typed)
 
 
+@pytest.mark.parametrize("text", ["", "[experiment]\nseed = 3\n", "[experiment.env]\ntime_limit = 9\n", "[layout]\n"])
+def test_a_file_names_its_environment(tmp_path: Path, text: str) -> None:
+    """Pendulum was trained for a million steps."""
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(
+        UsageError, match=r"config.toml' names no environment. Write `\[experiment.env\]`, and below it `id"
+    ):
+        resolve(str(file))
+    with pytest.raises(FileFault, match=r"config.toml' names no environment. Write"):
+        read_config(tmp_path)
+    assert resolve(str(file), settings={"env.id": "CartPole-v1"}).experiment.env.id == "CartPole-v1"
+
+
+@pytest.mark.parametrize("settings", [{"env.kwargs": nest(40)}, {"env.kwargs.a": nest(5000)}, {"a." * 5000 + "b": 1}])
+def test_settings_that_nest_too_deeply_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"tables or lists nest more than 32 deep|none has so many parts"):
+        resolve("pendulum", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"collect.steps": 2**63 - 1},
+            "x 9223372036854775807 steps fits into no machine",
+        ),
+        ({"lanes": 10**15}, "an update of 1000000000000000 lanes x .* fits into no machine"),
+        (
+            {"layout.worker_timeout_s": float("inf")},
+            r"'layout\.worker_timeout_s' must be between 0 and 1e\+09, not inf",
+        ),
+        ({"policy.hidden": [2**62]}, "networks of that size fit into no machine"),
+        ({"policy.value_hidden": [2**20, 2**20]}, "networks of that size fit into no machine"),
+        (
+            {"lanes": 10**9, "collect.steps": 1, "layout.nprocs": 3, "algo.minibatch": 10**9},
+            r"nprocs \(3\) must divide the",
+        ),
+    ],
+)
+def test_what_fits_into_no_machine_is_refused_at_once(settings: dict[str, object], message: str) -> None:
+    """Some of it was computed with for hours."""
+    with pytest.raises(UsageError, match=message):
+        resolve("pendulum", settings=settings)
+
+
 def test_a_value_in_place_of_a_table_is_told_whatever_else_was_typed() -> None:
     """It was swallowed by a second setting of that table, and Pendulum was trained."""
     with pytest.raises(UsageError, match=r"^'env' is a group of settings, not 'Hopper-v5'\.$"):
@@ -146,7 +203,7 @@ def test_what_gymnasium_is_told_of_the_time_limit_counts() -> None:
 
 @pytest.mark.parametrize("given", [None, {"inner": [1, None]}, object])
 def test_what_config_toml_cannot_hold_is_refused(given: object) -> None:
-    with pytest.raises(UsageError, match=r"^'env\.kwargs\.camera' must be a number, text, .* not "):
+    with pytest.raises(UsageError, match=r"^'env\.kwargs\.camera' must be a number of at most 64 bits, .* not "):
         resolve("CartPole-v1", settings={"env.kwargs": {"camera": given, "fine": {"also": [1, "two", 3.0, True]}}})
 
 

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from lockstep.core import ArraySpec, Box, Discrete
+from lockstep.envs import testing
 from lockstep.envs.make import (
     Env,
     TimeLimited,
@@ -131,7 +132,7 @@ def test_the_time_limit_is_the_environments_own_unless_set(limit: int, expected:
         ("Pendulm-v1", "unknown environment 'Pendulm-v1'. Did you mean 'Pendulum-v1'"),
         ("CartPole", "unknown environment 'CartPole'. Did you mean 'CartPole-v1'"),
         ("wlaker", "unknown environment 'wlaker'. Did you mean 'walker'"),
-        ("no_such_module:X-v0", "the module 'no_such_module' can't be imported"),
+        ("no_such_module:X-v0", "the module 'no_such_module' is not imported"),
         ("lockstep.envs.testing:Nam-v0", "unknown environment 'lockstep.envs.testing:Nam-v0'"),
         (":Pendulum-v1", "':Pendulum-v1'"),
         (".testing:Nan-v0", "'.testing:Nan-v0'"),
@@ -144,8 +145,8 @@ def test_an_unknown_id_is_refused_with_a_hint(env_id: str, message: str) -> None
     assert message in str(caught.value)
 
 
-def test_an_id_with_a_module_imports_it() -> None:
-    assert make(Env("lockstep.envs.testing:Nan-v0")).spec.kwargs["what"] == "nan"
+def test_an_id_is_what_an_imported_module_registered() -> None:
+    assert make(Env(f"{testing.__name__}:Nan-v0")).spec.kwargs["what"] == "nan"
 
 
 @pytest.mark.parametrize(

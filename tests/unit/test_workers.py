@@ -183,9 +183,11 @@ def test_environments_are_closed(tmp_path: Path) -> None:
 PARENT = """
 import sys, time
 import numpy as np
+from lockstep import names
 from lockstep.envs.make import Env
 from lockstep.envs.workers import WorkerEnvs
 
+names.load(sys.argv[1])
 envs = WorkerEnvs(Env(sys.argv[1], kwargs=eval(sys.argv[2])), 1, range(4), 2, timeout_s=1)
 envs.start(np.zeros((4, 3), np.float32))
 print("started", flush=True)
@@ -250,6 +252,7 @@ def test_a_module_beside_the_script_is_found_without_a_guard(tmp_path: Path) -> 
         "import gymnasium\ngymnasium.register('Mine-v0', 'gymnasium.envs.classic_control:PendulumEnv')\n"
     )
     (tmp_path / "script.py").write_text(
+        "import mine\n"
         "from lockstep.envs.make import Env\n"
         "from lockstep.envs.workers import WorkerEnvs\n"
         "with WorkerEnvs(Env('mine:Mine-v0'), 0, range(2), 2) as envs: print(len(envs))\n"
