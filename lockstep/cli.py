@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,12 +25,18 @@ if TYPE_CHECKING:
     from lockstep.run.train import Run
 
 
+INDENT = "    "
+RUNS = "runs"  # where `train` keeps them, unless it is told another place
+SHOWN = 5  # runs in a directory that are named
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = _parser().parse_args(arguments)
         options.arguments = arguments
+        _refuse_other_directories(options)
         return int(options.command(options) or 0)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -38,6 +46,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(Untrusted(f"{error}\nThe command is then: {trusting}"))
     except (Exception, KeyboardInterrupt) as error:
         return _failed(error)
+
+
+def _print(text: object) -> None:
+    """To standard output, at once, or it is told that it can't."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        raise FileFault(f"standard output: {error.strerror or error}.") from error
+
+
+def _refuse_other_directories(options: argparse.Namespace) -> None:
+    """A directory of runs is no run, and a run is nothing to train anew: each with a command that works."""
+    known = options.name_or_env if "name_or_env" in options else ""
+    if known and _is_run(Path(known)):
+        where = shlex.quote(known)
+        raise UsageError(
+            f"'{known}' is a run. Continue it: lockstep resume {where}, or repeat it: lockstep train"
+            f" {where}/config.toml"
+        )
+    for path in options.runs if "runs" in options else [options.run] if "run" in options else []:
+        if not _is_run(path):
+            _point_to_runs(options, path)
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / "config.toml").is_file()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _point_to_runs(options: argparse.Namespace, path: Path) -> None:
+    """Refuse a path that is no run, where there are runs: in it, or where `train` keeps them."""
+    inside = path.is_dir()
+    found = [file.parent for file in (path if inside else Path(RUNS)).glob("*/config.toml")]
+    newest = sorted(
+        found, key=lambda run: (run == path.parent, path.name in run.name, run.stat().st_mtime), reverse=True
+    )
+    if not newest:
+        return
+    names = ", ".join(map(str, newest[:SHOWN])) + (", ..." if len(newest) > SHOWN else "")
+    use = f"{path}/*" if inside and "runs" in options else shlex.quote(str(newest[0]))
+    typed = " ".join(use if word == str(path) else shlex.quote(word) for word in options.arguments)
+    told = "a directory with runs" if inside else "there are"
+    raise UsageError(f"'{path}' is not a run, but {told}: {names}. Use: lockstep {typed}")
 
 
 def _failed(error: BaseException) -> int:
@@ -98,7 +154,7 @@ def _train(options: argparse.Namespace) -> int:
         if resolved.layout.nprocs > 1:
             directory.check_writable(Path(options.logdir))
             return launch(resolved.layout.nprocs, [*options.arguments, "--name", name], _continue(path))
-    return _finish(lambda comm: train(resolved, options.logdir, name, comm), path)
+    return _finish(lambda comm: train(resolved, options.logdir, name, comm, options.strict), path)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -157,8 +213,9 @@ def _continue(path: Path) -> str:
 
 def _summary(run: Run) -> str:
     score = "" if run.eval_return is None else f", best evaluation {run.eval_return:.2f}"
+    mean = "no episode ended yet" if math.isnan(run.return_mean) else f"return {run.return_mean:.2f}"
     return (
-        f"{run.steps:,} steps, {run.updates} updates, return {run.return_mean:.2f}{score}\n"
+        f"{run.steps:,} steps, {run.updates} updates, {mean}{score}\n"
         f"look at it with: lockstep visualize {run.path}\n"
         f"digest {run.digest}"
     )
@@ -176,24 +233,15 @@ def _together(work: Callable[[Comm], str], when_stopped: str) -> int:
     except SystemExit as error:
         raise RuntimeError(f"something in the run called sys.exit({error.code!r})") from error
     if comm.rank == 0:
-        print(told)
+        _print(told)
     return leave(comm, 0)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    from lockstep import load
-    from lockstep.run.evaluate import evaluate
+    from lockstep import evaluate
 
-    policy = load(options.run, options.checkpoint, options.trust)
-    seed = policy.experiment.seed if options.seed is None else options.seed
-    result = evaluate(policy, options.episodes, seed)
-    if options.json:
-        print(json.dumps(result.as_dict()))
-        return 0
-    low, high = result.mean - result.half_interval, result.mean + result.half_interval
-    print(f"return {result.mean:.2f} +- {result.std:.2f} over {options.episodes} episodes")
-    print(f"95 % interval of the mean: {low:.2f} to {high:.2f}")
-    print(f"length {sum(result.lengths) / len(result.lengths):.1f}")
+    result = evaluate(options.run, options.episodes, options.seed, options.checkpoint, options.trust)
+    _print(json.dumps(result.as_dict()) if options.json else result)
     return 0
 
 
@@ -207,7 +255,7 @@ def _visualize(options: argparse.Namespace) -> int:
     outdir = options.outdir or options.run / "videos"
     seed = policy.experiment.seed if options.seed is None else options.seed
     for video in visualize(policy, outdir, options.episodes, seed, options.format):
-        print(f"{video.path}  return {video.total:.2f}  {video.steps} steps")
+        _print(f"{video.path}  return {video.total:.2f}  {video.steps} steps")
     return 0
 
 
@@ -215,8 +263,8 @@ def _digest(options: argparse.Namespace) -> int:
     from lockstep.run.receipts import receipt
 
     found = receipt(options.run, options.trust)
-    print(f"{options.run}: update {found.updates}, {found.steps} steps; {found.agreement}")
-    print(found.digest)
+    _print(f"{options.run}: update {found.updates}, {found.steps} steps; {found.agreement}")
+    _print(found.digest)
     return 0
 
 
@@ -224,7 +272,7 @@ def _plot(options: argparse.Namespace) -> int:
     from lockstep.run.plot import plot
 
     plot(options.runs, options.out, options.column, options.trust)
-    print(options.out)
+    _print(options.out)
     return 0
 
 
@@ -244,12 +292,12 @@ def _bench(options: argparse.Namespace) -> int:
     config = bench.budgeted(resolve(options.name_or_env, options.algo, settings, options.trust), options.steps)
     chosen = bench.layouts(options.nprocs, options.mode, options.workers)
     result = bench.bench(config, chosen, options.repeats, options.trace)
-    print(json.dumps(bench.as_dict(result)) if options.json else bench.table(result))
+    _print(json.dumps(bench.as_dict(result)) if options.json else bench.table(result))
     bench.draw(result, options.out)
     if result.difference:
         raise Differs(result.difference)
     if not options.json:
-        print(f"all digests agree, update by update; the picture is {options.out}")
+        _print(f"all digests agree, update by update; the picture is {options.out}")
     return 0
 
 
@@ -257,18 +305,39 @@ def _presets(options: argparse.Namespace) -> int:
     from lockstep.algorithms import REGISTRY
     from lockstep.experiment import preset_names, preset_table
 
-    width = max(map(len, preset_names()))
-    for name in preset_names():
-        table = preset_table(name)
-        algorithms = ", ".join(algo for algo in REGISTRY if algo in table)
-        print(f"{name:<{width}}  {table['env']['id']:<28} {algorithms:<28} {table['about']}")
+    tables = {name: preset_table(name) for name in preset_names()}
+    algorithms = {name: ", ".join(algo for algo in REGISTRY if algo in table) for name, table in tables.items()}
+    width = max(map(len, tables))
+    lines = [
+        f"{name:<{width}}  {table['env']['id']:<28} {algorithms[name]:<44} {table['about']}"
+        for name, table in tables.items()
+    ]
+    columns = _columns()
+    if max(map(len, lines)) > columns:
+        lines = [
+            textwrap.fill(f"{name}  {table['env']['id']}", columns, subsequent_indent=INDENT)
+            + "\n"
+            + textwrap.fill(
+                f"{table['about']} ({algorithms[name]})", columns, initial_indent=INDENT, subsequent_indent=INDENT
+            )
+            for name, table in tables.items()
+        ]
+    _print("\n".join(lines))
     return 0
+
+
+def _columns() -> int:
+    """Of the terminal that is printed to. A file has as many as are needed."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or sys.maxsize
+    except (OSError, AttributeError):  # none at all, too
+        return sys.maxsize
 
 
 def _info(options: argparse.Namespace) -> int:
     from lockstep.run.inspect import info
 
-    print(info(_env(options), options.steps))
+    _print(info(_env(options), options.steps))
     return 0
 
 
@@ -276,9 +345,9 @@ def _check(options: argparse.Namespace) -> int:
     from lockstep.run.inspect import check, replay
 
     if options.replay is not None:
-        print(replay(options.env, options.replay))
+        _print(replay(options.env, options.replay))
     else:
-        print(check(_env(options), options.seed))
+        _print(check(_env(options), options.seed))
     return 0
 
 
@@ -290,17 +359,49 @@ def _env(options: argparse.Namespace) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the nearest option when one is mistyped."""
+    """Names the nearest option when one is mistyped, and the whole command with it."""
+
+    typed: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.typed = args or []
+        return super().parse_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         hint = ""
         if message.startswith("unrecognized arguments: "):
             known = [name for action in self._every_action() for name in action.option_strings]
-            hint = nearest(message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0], known)
+            wrong = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
+            hint = self._for_seeds() if wrong == "--seeds" else self._corrected(wrong, known)
         elif "invalid choice: '" in message:
             wrong = message.split("invalid choice: '")[1].split("'")[0]
-            hint = nearest(wrong, self._commands())
-        raise UsageError(f"{message}.{hint} See `{self.prog} --help`.")
+            hint = self._corrected(wrong, self._commands())
+        raise UsageError(f"{message}.{hint}" + ("" if "Use: " in hint else f" See `{self.prog} --help`."))
+
+    def _corrected(self, wrong: str, known: Sequence[str]) -> str:
+        """The nearest names, and what was typed with the first of them."""
+        hint = nearest(wrong, known)
+        if not hint or not self.typed:
+            return hint
+        right = hint.split("'")[1]
+        words = [right + word[len(wrong) :] if word.split("=")[0] == wrong else word for word in self.typed]
+        return f"{hint} Use: {shlex.join(['lockstep', *words])}"
+
+    def _for_seeds(self) -> str:
+        """A run has one seed: several are a loop."""
+        at = next(i for i, word in enumerate(self.typed) if word.split("=")[0] == "--seeds")
+        after = list(self.typed[at + 1 :])
+        count = next((i for i, word in enumerate(after) if not word.replace(",", "").isdigit()), len(after))
+        given = [
+            seed for word in [self.typed[at].partition("=")[2], *after[:count]] for seed in word.split(",") if seed
+        ]
+        seeds = " ".join(given) if len(given) > 1 else "1 2 3"
+        rest = shlex.join(["lockstep", *self.typed[:at], *after[count:]])
+        return f" A run has one seed. Use: for seed in {seeds}; do {rest} --seed $seed; done"
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """What --help and --version print."""
+        _print(message.rstrip("\n"))
 
     def _subparsers_action(self) -> Any:
         return next((a for a in self._actions if isinstance(a, argparse._SubParsersAction)), None)
@@ -379,8 +480,10 @@ def _parser() -> argparse.ArgumentParser:
 
     train = command("train", _train, "train a policy")
     train.add_argument("name_or_env", metavar="PRESET|ENV", help="a preset, a Gymnasium id, or a config.toml")
-    train.add_argument("--logdir", default="runs", help="where runs are kept; default: runs")
+    train.add_argument("--logdir", default=RUNS, help="where runs are kept; default: runs")
     train.add_argument("--name", help="the run's name; default: made from time, preset and seed")
+
+    train.add_argument("--strict", action="store_true", help="refuse what can't be repeated bit for bit")
 
     resume = on_run("resume", _resume, "continue a run that was stopped, to the same bits")
     resume.add_argument("--steps", type=_count, help="another budget; learning-rate schedules follow it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from lockstep.core import Array, Moments
@@ -41,8 +42,14 @@ def merge(a: Moments, b: Moments) -> Moments:
     return Moments(count, a.mean + shift * share, a.squares + b.squares + jnp.square(shift) * (a.count * share))
 
 
+UNROLLED = 64  # lanes that a program names one by one; with many more it would take minutes to compile
+
+
 def merge_lanes(moments: Moments, lanes: Moments) -> Moments:
-    """`moments` with the stacked moments of every lane, one after the other."""
+    """`moments` with the stacked moments of every lane, one after the other. A loop over many has the same bits."""
+    if lanes.count.shape[0] > UNROLLED:
+        merged: Moments = jax.lax.scan(lambda moments, lane: (merge(moments, lane), None), moments, lanes)[0]
+        return merged
     for lane in range(lanes.count.shape[0]):
         moments = merge(moments, Moments(lanes.count[lane], lanes.mean[lane], lanes.squares[lane]))
     return moments

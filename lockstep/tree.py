@@ -44,11 +44,24 @@ def from_paths(template: Tree, leaves: dict[str, Array]) -> Tree:
 
 def pairwise_sum(stack: Array) -> Array:
     """Sum over the first axis by pairs of neighbours: ((0+1)+(2+3))+4. One order for every layout."""
+    if stack.shape[0] > UNROLLED:
+        return _sum_of_many(stack)
     parts = [stack[i] for i in range(stack.shape[0])]
     while len(parts) > 1:
         pairs = [parts[i] + parts[i + 1] for i in range(0, len(parts) - 1, 2)]
         parts = pairs + parts[2 * len(pairs) :]
     return parts[0]
+
+
+UNROLLED = 64  # terms that a program names one by one; with many more it would take minutes to compile
+
+
+def _sum_of_many(stack: Array) -> Array:
+    """The same additions, all pairs at once."""
+    while (count := stack.shape[0]) > 1:
+        pairs = stack[0 : count - 1 : 2] + stack[1:count:2]
+        stack = jnp.concatenate([pairs, stack[count - 1 :]]) if count % 2 else pairs
+    return stack[0]
 
 
 def pack(tree: Tree) -> dict[str, Array]:

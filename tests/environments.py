@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -172,3 +172,84 @@ gymnasium.register("Wanderer-v0", Wanderer)
 gymnasium.register("Remover-v0", Remover)
 gymnasium.register("Careless-v0", Careless)
 OBEDIENT, CARELESS, FIVE = (f"{__name__}:{name}-v0" for name in ("Obedient", "Careless", "FiveActions"))
+
+
+class Wild(gymnasium.Env):
+    """Ignores its seed: every reset draws from entropy. With `at`, only that step of an episode does."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None, at: int = 0) -> None:
+        self._at, self._step = at, 0
+
+    def _seen(self) -> np.ndarray:
+        return np.random.default_rng().random(2).astype(np.float32) if self._step == self._at else np.zeros(2, "f")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        self._step = 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        self._step += 1
+        return self._seen(), 1.0, self._step >= 60, False, {}
+
+
+class Pictures(gymnasium.Env):
+    """Observations of any shape and dtype; where `masks` is told, in `info`, that say which actions are possible."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, shape: tuple[int, ...] = (40, 40, 3), dtype: str = "uint8", masks: bool = False) -> None:
+        self.observation_space = spaces.Box(0, 255, tuple(shape), np.dtype(dtype).type)
+        self._masks = masks
+
+    def _told(self) -> tuple[np.ndarray, dict]:
+        observation = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+        return observation, {"action_mask": np.ones(2, np.int8)} if self._masks else {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return self._told()
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict]:
+        observation, info = self._told()
+        return observation, 1.0, False, False, info
+
+
+class Masked(gymnasium.Wrapper):
+    """Says which actions are possible as sb3-contrib asks for it; something else is wrapped around it."""
+
+    def action_masks(self) -> np.ndarray:
+        return np.ones(2, bool)
+
+
+def masked() -> gymnasium.Env:
+    return gymnasium.wrappers.RecordEpisodeStatistics(Masked(Pictures(shape=(3,), dtype="float32")))
+
+
+class Promising(Careless):
+    """Says that it has a picture, and has none; with `wrong`, one of another kind."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, render_mode: str | None = None, wrong: bool = False) -> None:
+        self.render_mode, self._wrong = render_mode, wrong
+
+    def render(self) -> Any:
+        return np.zeros((8, 8)) if self._wrong else super().render()
+
+
+class Unprepared(Promising):
+    """Is not made with a render_mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+gymnasium.register("Promising-v0", Promising)
+gymnasium.register("Unprepared-v0", Unprepared)
+gymnasium.register("Wild-v0", Wild)
+gymnasium.register("Pictures-v0", Pictures)
+gymnasium.register("Masked-v0", masked)
+WILD, PICTURES, MASKED = (f"{__name__}:{name}-v0" for name in ("Wild", "Pictures", "Masked"))
+PROMISING, UNPREPARED = f"{__name__}:Promising-v0", f"{__name__}:Unprepared-v0"

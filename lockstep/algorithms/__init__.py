@@ -33,6 +33,13 @@ class Entry(NamedTuple):
     unread: Callable[[Any], dict[str, str]] = lambda config: {}  # settings that others make meaningless -> which
 
 
+OFF_POLICY = ("sac", "td3", "ddpg", "dqn", "ddqn", "qrdqn", "qr-dqn", "c51", "rainbow", "crossq", "tqc", "redq", "droq")
+WITHOUT = {  # in an algorithm's name -> why there is none of the kind
+    **dict.fromkeys(("lstm", "gru", "rnn", "recurrent"), "policies have no memory"),
+    "mask": "action masks are not used",
+}
+
+
 def follows_budget(config: Any) -> bool:
     """Whether updates depend on how many are to come, as far as its settings tell."""
     return getattr(config, "schedule", "linear") != "constant"
@@ -63,13 +70,20 @@ def entry(name: str) -> Entry:
     elif ":" in name:
         found = _entry_in(name)
     else:
-        hint = nearest(name, REGISTRY)
-        raise UsageError(
-            f"unknown algorithm '{name}'.{hint} There is: {', '.join(REGISTRY)}; or module:name, your own."
-        )
+        raise UsageError(_unknown(name))
     if problem := _unusable(name, found.config):
         raise UsageError(f"algorithm '{name}': its settings, {found.config.__qualname__}, {problem}")
     return found
+
+
+def _unknown(name: str) -> str:
+    """What is told of an algorithm that there isn't, and why some are not meant to be."""
+    there_is = f"There is: {', '.join(REGISTRY)}; or module:name, your own. Such as: --algo ppo"
+    if name.lower() in OFF_POLICY:
+        return f"'{name}' learns off-policy, lockstep is on-policy only. {there_is}"
+    if why := next((why for part, why in WITHOUT.items() if part in name.lower()), None):
+        return f"unknown algorithm '{name}': {why}. {there_is}"
+    return f"unknown algorithm '{name}'.{nearest(name, REGISTRY)} {there_is}"
 
 
 def name_of(config: object) -> str:

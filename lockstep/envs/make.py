@@ -160,7 +160,10 @@ def spec_of(environment: gymnasium.Env | TimeLimited, name: str) -> Spec:
     """The spec, or a UsageError where a space is of a kind that lockstep can't learn on."""
     observation, action = environment.observation_space, environment.action_space
     if not isinstance(observation, spaces.Box):
-        raise UsageError(f"'{name}' has {type(observation).__name__} observations; only Box is supported.")
+        raise UsageError(
+            f"'{name}' has {type(observation).__name__} observations; only Box is supported. Register an environment"
+            " of your own that returns it inside gymnasium.wrappers.FlattenObservation."
+        )
     dtype = "float32" if np.issubdtype(observation.dtype, np.floating) else str(observation.dtype)
     seen = ArraySpec(observation.shape, dtype)
     if isinstance(action, spaces.Box):

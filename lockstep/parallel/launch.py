@@ -26,6 +26,7 @@ from lockstep.parallel.watchdog import GRACE_S
 if TYPE_CHECKING:
     from lockstep.parallel.comm import Comm, Mpi, Solo
 
+INSTALL = "pip install 'mpi4py>=4.1,<5' 'mpich>=5.0,<6'"  # the extra `mpi` of pyproject.toml
 BY_HAND = "stopped by Ctrl-C."
 STATUS_FILE = "LOCKSTEP_STATUS_FILE"  # where the root leaves its exit status
 
@@ -40,7 +41,7 @@ def join() -> Mpi | Solo:
     try:
         comm = Mpi()
     except ImportError as error:
-        raise UsageError(f"ranks need mpi4py: `pip install lockstep-rl[mpi]`. ({error})") from error
+        raise UsageError(f"ranks need mpi4py: `{INSTALL}`. ({error})") from error
     sys.excepthook = functools.partial(_uncaught, comm)
     return comm
 
@@ -172,7 +173,7 @@ def _mpiexec() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        raise UsageError("more than one process needs MPI's runtime: `pip install lockstep-rl[mpi]`.")
+        raise UsageError(f"more than one process needs MPI's runtime: `{INSTALL}`.")
     return found
 
 

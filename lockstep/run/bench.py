@@ -13,10 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib.figure import Figure
 
 from lockstep.errors import FileFault, LockstepError, UsageError
 from lockstep.experiment import Config, Layout, Mode, Watch, algorithm_name, checked, replace_experiment, to_toml
@@ -218,7 +215,8 @@ def table(result: Bench) -> str:
 def draw(result: Bench, out: Path) -> None:
     """Steps per second by layout, and where the time of a step goes."""
     labels = [str(entry.layout).replace(", ", "\n") for entry in result.measured]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 2 + 0.6 * len(labels)), layout="constrained")
+    figure = Figure(figsize=(10, 2 + 0.6 * len(labels)), layout="constrained")
+    left, right = figure.subplots(1, 2)
     rates = [entry.best.steps_per_second for entry in result.measured]
     bars = left.barh(labels, rates, color="tab:gray")
     ratios = [result.speed_up(entry) for entry in result.measured]

@@ -35,6 +35,17 @@ class Evaluation(NamedTuple):
         n = len(self.returns)
         return float(stdtrit(n - 1, 0.975)) * self.std / math.sqrt(n) if n > 1 else math.nan
 
+    def __str__(self) -> str:
+        """One episode has neither a spread nor an interval."""
+        low, high = self.mean - self.half_interval, self.mean + self.half_interval
+        length = f"length {np.mean(self.lengths):.1f}"
+        if len(self.returns) == 1:
+            return f"return {self.mean:.2f} over 1 episode\n{length}"
+        return (
+            f"return {self.mean:.2f} +- {self.std:.2f} over {len(self.returns)} episodes\n"
+            f"95 % interval of the mean: {low:.2f} to {high:.2f}\n{length}"
+        )
+
     def as_dict(self) -> dict[str, object]:
         interval = [self.mean - self.half_interval, self.mean + self.half_interval]
         return {

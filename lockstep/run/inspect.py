@@ -30,6 +30,7 @@ from lockstep.envs.make import (
     write_observation,
 )
 from lockstep.errors import EnvironmentFault, FileFault, LockstepError, UsageError
+from lockstep.run.machine import unrepeatable
 
 RESETS = 20  # to measure the reset noise over
 EPISODE = 300  # steps of an episode that is replayed
@@ -163,10 +164,7 @@ def _record(env: Env, seed: int, actions: np.ndarray, dirty: bool) -> list[Momen
 def _same(env: Env, first: list[Moment], again: list[Moment], where: str) -> None:
     for step, (one, other) in enumerate(zip(first, again, strict=False)):
         if one[0].tobytes() != other[0].tobytes() or one[1:] != other[1:]:
-            raise EnvironmentFault(
-                f"'{env.id}' is not a function of its seed and actions: replayed in {where}, it differs at step {step}."
-                " Runs on it can't be resumed or moved bit for bit."
-            )
+            raise EnvironmentFault(unrepeatable(env.id, f"replayed in {where}", step))
     if len(first) != len(again):
         raise EnvironmentFault(f"'{env.id}': replayed in {where}, the episode has another length.")
 

@@ -8,15 +8,17 @@ import json
 import os
 import platform
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lockstep.core import Box, Spec
+from lockstep.core import ArraySpec, Box, Spec
 from lockstep.envs.make import Env, make, one_command, spec_of
 from lockstep.errors import UsageError
 from lockstep.experiment import Experiment
@@ -24,6 +26,9 @@ from lockstep.run.directory import write_file
 from lockstep.runtime import cache_directory, own_settings
 
 COPIES = 4  # of an update's data: collected, by lane, as the networks see it, shuffled
+REHEARSED = 50  # steps of the episode that a fingerprint is made of
+IMAGE = 1000  # numbers from which an observation with pixels or axes looks like an image
+MASK = "action_mask"  # the key of an environment's `info` that says which actions are possible
 PACKAGES = ("lockstep-rl", "jax", "jaxlib", "optax", "numpy", "gymnasium", "mujoco", "box2d")
 
 
@@ -37,9 +42,45 @@ def versions() -> dict[str, str]:
     return found
 
 
-def describe(env: Env) -> dict[str, Any]:
-    """Versions and fingerprints, as stored in every checkpoint."""
-    return {"versions": versions(), "kernels": _kernels(), "simulation": simulation(env)}
+class Machine(NamedTuple):
+    """What the bits of a run depend on here, and what is worth knowing of its environment."""
+
+    stored: dict[str, Any]  # versions and fingerprints, as every checkpoint has them
+    doubt: str = ""  # why the environment is no function of its seed and actions, where it was seen not to be
+    notes: tuple[str, ...] = ()  # what lockstep does not do for such an environment
+
+
+def describe(env: Env) -> Machine:
+    """Versions and fingerprints, and what the episode of the fingerprint showed."""
+    seen = rehearse(env)
+    stored = {"versions": versions(), "kernels": _kernels(), "simulation": seen.fingerprint}
+    return Machine(stored, _doubt(env, seen), tuple(_notes(seen)))
+
+
+def _doubt(env: Env, seen: Rehearsal) -> str:
+    if seen.differs_at is None:
+        return ""
+    told = unrepeatable(env.id, "played again from the same seed", seen.differs_at)
+    return f"{told} Another run has other bits. Look closer with: lockstep check {env.id}"
+
+
+def unrepeatable(name: str, how: str, step: int) -> str:
+    """What is told of an environment that did not repeat itself."""
+    where = f"at step {step}" if step else "at step 0, the reset"
+    return (
+        f"'{name}' is not a function of its seed and actions: {how}, it differs {where}."
+        " Runs on it can't be resumed or moved bit for bit."
+    )
+
+
+def _notes(seen: Rehearsal) -> Iterator[str]:
+    shape, dtype = seen.observation
+    inputs = int(np.prod(shape))
+    if inputs >= IMAGE and (dtype == "uint8" or len(shape) > 1):
+        by = " x ".join(map(str, shape))
+        yield f"observations look like images ({by}, {dtype}): they are flattened to {inputs:,} inputs of an MLP."
+    if seen.masks:
+        yield "the environment offers action masks, which are ignored: actions that it forbids may be chosen."
 
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -94,27 +135,61 @@ def _kernels() -> str:
     return sha.hexdigest()
 
 
-def simulation(env: Env, steps: int = 50) -> str:
-    """A hash of a short episode of the environment under fixed actions."""
+class Rehearsal(NamedTuple):
+    """What a short episode under fixed actions showed, played twice in one environment."""
+
+    fingerprint: str  # a hash of it, or "failed"
+    observation: ArraySpec
+    differs_at: int | None = None  # the first step that was another the second time; 0: the reset
+    masks: bool = False  # whether the environment says which actions are possible
+
+
+def rehearse(env: Env) -> Rehearsal:
     environment = make(env)
-    action = spec_of(environment, env.id).action
-    rng = np.random.default_rng(0)
-    sha = hashlib.sha256()
     try:
-        observation, _ = environment.reset(seed=0)
-        for _ in range(steps):
-            sha.update(np.asarray(observation).tobytes())
-            chosen = rng.uniform(-1, 1, action.low.shape) if isinstance(action, Box) else rng.integers(action.n)
-            command = one_command(action, env.action, chosen)
-            observation, reward, terminated, truncated, _ = environment.step(command)
-            sha.update(np.float64(reward).tobytes())
-            if terminated or truncated:
-                observation, _ = environment.reset(seed=1)
-    except Exception:  # training will meet it too, and tell it with the episode
-        return "failed"
+        spec = spec_of(environment, env.id)
+        first = _play(env, environment, spec)
+        again = _play(env, environment, spec) if first else []
+        masks = environment.has_wrapper_attr("action_masks") or any(moment.masked for moment in first)
     finally:
         environment.close()
-    return sha.hexdigest()
+    if not first:
+        return Rehearsal("failed", spec.observation)
+    pairs = enumerate(zip(first, again, strict=False))
+    differs_at = next(((i + 1) // 2 for i, (one, other) in pairs if one != other), None)
+    sha = hashlib.sha256(b"".join(moment.seen for moment in first))
+    return Rehearsal(sha.hexdigest(), spec.observation, differs_at, masks)
+
+
+class Moment(NamedTuple):
+    """An observation, or the reward that followed it."""
+
+    seen: bytes
+    ended: bool
+    masked: bool  # whether an action mask came with it
+
+
+def _has_mask(info: Any) -> bool:
+    return isinstance(info, dict) and MASK in info
+
+
+def _play(env: Env, environment: gymnasium.Env, spec: Spec) -> list[Moment]:
+    """Observation and reward in turn; none where the environment fails, which training will meet too, and tell."""
+    rng, moments, action = np.random.default_rng(0), [], spec.action
+    try:
+        observation, info = environment.reset(seed=0)
+        for _ in range(REHEARSED):
+            moments.append(Moment(np.asarray(observation).tobytes(), False, _has_mask(info)))
+            chosen = rng.uniform(-1, 1, action.low.shape) if isinstance(action, Box) else rng.integers(action.n)
+            command = one_command(action, env.action, chosen)
+            observation, reward, terminated, truncated, info = environment.step(command)
+            ended = bool(terminated or truncated)
+            moments.append(Moment(np.float64(reward).tobytes(), ended, _has_mask(info)))
+            if ended:
+                observation, info = environment.reset(seed=1)
+    except Exception:
+        return []
+    return moments
 
 
 def check_memory(experiment: Experiment, spec: Spec) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
+from difflib import SequenceMatcher
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import numpy as np
-from matplotlib import pyplot
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
-from lockstep.errors import FileFault, UsageError, nearest
+from lockstep.errors import FileFault, UsageError
 from lockstep.experiment import algorithm_name, to_dict
 from lockstep.run import directory
 from lockstep.run.metrics import read_metrics
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps, values
+NOT_DRAWN = ("digest", "seal")
 POINTS = 200  # of a drawn curve
 RESAMPLES = 2000  # of the bootstrap
 
@@ -25,14 +24,15 @@ RESAMPLES = 2000  # of the bootstrap
 def plot(runs: list[Path], out: Path, column: str, trust: bool = False) -> None:
     """Draw `column` of every run against steps into a PNG or SVG file."""
     check_picture(out)
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")  # not pyplot's: a notebook's own pictures stay as they are
+    axes = figure.subplots()
     for label, curves in _groups(runs, column, trust).items():
         steps, mean, low, high = summarize(curves)
         (line,) = axes.plot(steps, mean, label=f"{label} ({len(curves)} seed{'s' * (len(curves) > 1)})")
         if len(curves) > 1:
             axes.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel="environment steps", ylabel=column)
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     save_picture(figure, out)
@@ -40,18 +40,15 @@ def plot(runs: list[Path], out: Path, column: str, trust: bool = False) -> None:
 
 def check_picture(out: Path) -> None:
     if out.suffix not in (".png", ".svg"):
-        raise UsageError(f"--out {out}: a picture is .png or .svg.")
+        raise UsageError(f"--out {out}: a picture is .png or .svg. Use: --out {out.with_suffix('.png')}")
 
 
 def save_picture(figure: Figure, out: Path) -> None:
-    """Write it, and be done with it."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=150)
     except OSError as error:
         raise FileFault(f"'{out}' can't be written: {error.strerror}.") from error
-    finally:
-        pyplot.close(figure)
 
 
 def summarize(curves: list[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -85,7 +82,11 @@ def _curve(run: Path, column: str) -> Curve:
     if not rows:
         raise UsageError(f"'{run}' has no metrics to draw yet.")
     if column not in rows[0]:
-        raise UsageError(f"'{run}' has no column '{column}'.{nearest(column, rows[0])}")
+        known = [name for name in rows[0] if name not in NOT_DRAWN]
+        near = sorted(known, key=lambda name: (column not in name, -SequenceMatcher(None, column, name).ratio()))
+        raise UsageError(
+            f"'{run}' has no column '{column}'. It has: {', '.join(near)}. Use: lockstep plot {run} --column {near[0]}"
+        )
     try:
         points = [(int(row["steps"]), float(row[column])) for row in rows if row[column]]
     except ValueError as error:

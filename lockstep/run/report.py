@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -83,6 +85,18 @@ def _tag(name: str) -> str:
     return f"learn/{name}"
 
 
+def _fitted(parts: dict[str, str], columns: int) -> str:
+    """The parts in one line of so many columns at most; what matters least is left out first."""
+    line = "  ".join(filter(None, parts.values()))
+    if len(line) <= columns:
+        return line
+    kept = {name: " ".join(part.split()) for name, part in parts.items() if part}
+    for name in ("episodes", "pace", "left", "return"):
+        if len("  ".join(kept.values())) > columns:
+            kept.pop(name, None)
+    return "  ".join(kept.values())[:columns]
+
+
 class Screen:
     """One live line on a terminal; a plain line now and then elsewhere."""
 
@@ -99,19 +113,34 @@ class Screen:
         if self._shown and not done and now - self._shown < (0.2 if self._live else 10.0):
             return
         self._shown = now
-        text = (
-            f"{progress.steps:>10,} / {self._budget:,} steps  {steps_per_second:>7,.0f} steps/s"
-            f"  return {progress.returns[0]:>9.2f}  {progress.episodes} episodes  ETA {self._left(now, progress.steps)}"
-        )
+        text = self._line(progress, steps_per_second, self._left(now, progress.steps))
         self._out.write(f"\r\x1b[2K{text}" if self._live else f"{text}\n")
         self._out.flush()
+
+    def _line(self, progress: Progress, steps_per_second: float, left: str) -> str:
+        mean = progress.returns[0]
+        parts = {
+            "steps": f"{progress.steps:>10,} / {self._budget:,} steps",
+            "pace": f"{steps_per_second:>7,.0f} steps/s",
+            "return": f"return {'-':>9}" if math.isnan(mean) else f"return {mean:>9.2f}",
+            "episodes": f"{progress.episodes} episodes",
+            "left": f"ETA {left}" if left else "",
+        }
+        return _fitted(parts, self._columns() - 1 if self._live else sys.maxsize)
+
+    def _columns(self) -> int:
+        """Of the terminal that is written to; a line that it must wrap would not be written over by the next."""
+        with contextlib.suppress(OSError):
+            if columns := os.get_terminal_size(self._out.fileno()).columns:
+                return columns
+        return shutil.get_terminal_size().columns
 
     def _left(self, now: float, steps: int) -> str:
         """Time to the end at the pace since the first update, which took longer: it compiled the program."""
         assert self._first is not None
         since, already = self._first
         if steps == already:
-            return "-" if steps < self._budget else "0:00:00"
+            return "" if steps < self._budget else "0:00:00"
         whole = int(max(self._budget - steps, 0) * (now - since) / (steps - already))
         return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from safetensors.numpy import save
 
-from lockstep import foreign, names, tree
+from lockstep import foreign, names, runtime, tree
 from lockstep.address import Purpose, words
 from lockstep.algorithms import entry, follows_budget
 from lockstep.collect import Collector, Episode
@@ -36,13 +36,13 @@ from lockstep.run import checkpoint, directory, machine
 from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
+from lockstep.run.machine import Machine
 from lockstep.run.policy import TrainedPolicy, first_learner, learner_from
 from lockstep.run.programs import Recipe, actor_of, assemble, update_of
 from lockstep.run.progress import Progress
 from lockstep.run.report import Observer, Reporter, Silent, Update
 from lockstep.run.saver import Saver
 from lockstep.run.timeline import Timeline, Untimed
-from lockstep.runtime import own_settings
 
 SOLO = Solo()
 
@@ -59,6 +59,10 @@ class Run(NamedTuple):
     eval_return: float | None  # the best evaluation
     digest: str
 
+    def __fspath__(self) -> str:
+        """A run can be given wherever its path can."""
+        return str(self.path)
+
 
 class Start(NamedTuple):
     """Where a run starts from: nothing, or a checkpoint at a path."""
@@ -71,8 +75,8 @@ class Start(NamedTuple):
     end: int | None = None  # steps to end at, where that is before the budget
 
 
-def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> Run:
-    """A new run of `config` in `logdir/name`."""
+def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO, strict: bool = False) -> Run:
+    """A new run of `config` in `logdir/name`; `strict` refuses where its bits can't be promised."""
     directory.check_name(name)
     logdir = Path(logdir).absolute()  # an environment may change the working directory
     _same_settings(config, comm)
@@ -81,10 +85,11 @@ def train(config: Config, logdir: str | Path, name: str, comm: Comm = SOLO) -> R
         stack.enter_context(comm.watched(config.layout.watchdog_s))
         envs = stack.enter_context(_envs(config, comm))
         here = machine.describe(config.experiment.env)
-        _same_machines(here, comm, strict=False)
+        exact = _is_exact(here, comm, strict)
+        _same_machines(here.stored, comm, strict)
         path = comm.on_root(lambda: directory.create(logdir, name, config))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
-        return _run(path, config, envs, Start(), here, comm, _reporter(comm))
+        return _run(path, config, envs, Start(exact=exact, strict=strict), here, comm, _reporter(comm))
 
 
 def resume(
@@ -110,8 +115,10 @@ def resume(
         stack.enter_context(comm.watched(config.layout.watchdog_s))
         comm.on_root(lambda: stack.enter_context(directory.locked(path)))
         now = machine.describe(config.experiment.env)
-        _same_machines(now, comm, strict)
-        start = comm.on_root(lambda: _start(path, config, now, steps, strict))
+        exact = _is_exact(now, comm, strict)
+        _same_machines(now.stored, comm, strict)
+        start = comm.on_root(lambda: _start(path, config, now.stored, steps, strict))
+        start = start._replace(exact=start.exact and exact)
         envs = stack.enter_context(_envs(config, comm))
         return _run(path, config, envs, start, now, comm, _reporter(comm))
 
@@ -129,6 +136,19 @@ def _same_settings(config: Config, comm: Comm) -> None:
         lines = zip(told[0].splitlines(), told[different[0]].splitlines(), strict=False)
         here, there = next(((a, b) for a, b in lines if a != b), ("fewer settings", "more"))
         raise UsageError(f"rank {different[0]} was started with other settings than rank 0: {there}, not {here}.")
+
+
+def _is_exact(here: Machine, comm: Comm, strict: bool) -> bool:
+    """Whether every rank's process and environment let equal bits be promised. Why they don't is told, or refused."""
+    everyones = comm.share((runtime.doubts(), here.doubt))
+    process = next((doubts[0] for doubts, _ in everyones if doubts), "")
+    environment = next((doubt for _, doubt in everyones if doubt), "")
+    for doubt, fault in ((process, UsageError), (environment, EnvironmentFault)):
+        if doubt and strict:
+            raise fault(f"--strict: {doubt}")
+        if doubt and comm.rank == 0:
+            Reporter.warn(doubt)
+    return not (process or environment)
 
 
 def _same_machines(mine: dict[str, Any], comm: Comm, strict: bool) -> None:
@@ -189,6 +209,9 @@ def _lanes_of(experiment: Experiment, comm: Comm) -> range:
 def _envs(config: Config, comm: Comm) -> Envs:
     experiment, layout = config.experiment, config.layout
     machine.check_memory(experiment, spec_for(experiment.env))
+    if comm.rank == 0:
+        count = experiment.lanes * experiment.envs_per_lane
+        print(f"starting {count:,} environment{'s' * (count > 1)}: {experiment.env.id}", file=sys.stderr, flush=True)
     lanes, each = _lanes_of(experiment, comm), experiment.envs_per_lane
     numbers = range(lanes.start * each, lanes.stop * each)
     if layout.workers == 0:
@@ -207,9 +230,7 @@ def _reporter(comm: Comm) -> Observe:
     return Reporter if comm.rank == 0 else Silent
 
 
-def _run(
-    path: Path, config: Config, envs: Envs, start: Start, here: dict[str, Any], comm: Comm, observe: Observe
-) -> Run:
+def _run(path: Path, config: Config, envs: Envs, start: Start, here: Machine, comm: Comm, observe: Observe) -> Run:
     experiment, watch = config.experiment, config.watch
     timeline = Timeline() if watch.trace else Untimed()
     comm = timeline.over(comm)
@@ -229,13 +250,17 @@ def _run(
     ):
         comm.beat("starting the environments")
         learner, exact = _first(algorithm, experiment, collector, start, comm)
-        saver = Saver(path, config, here, exact, reporter.say, comm)
+        saver = Saver(path, config, here.stored, exact, reporter.say, comm)
         if not start.resumed:
+            for note in here.notes:
+                reporter.say(note)
             _name_the_idle(experiment, learner, reporter.say)
         report, save = timeline.around("report", reporter.report), timeline.around("save", saver.save_when_due)
         progress, digest, stop = start.progress, tree.digest(learner), _asked_to_stop(comm.share(interrupt.number))
         if start.saved is None:
             saver.save(progress, learner, collector)
+        if progress.steps < end:
+            reporter.say(f"compiling update {progress.updates + 1}, or reading the program that an earlier run kept")
         began = time.perf_counter()
         while progress.steps < end and stop is None:
             comm.beat(f"collecting for update {progress.updates + 1}")
@@ -397,11 +422,11 @@ class _Update:
 
     def compile(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> None:
         """Only that, for what is of this shape: the program is on disk then."""
-        with own_settings():
+        with runtime.own_settings():
             self._program.lower(learner, trajectory, key_data, self._budget).compile()
 
     def __call__(self, learner: Learner, trajectory: Trajectory, key_data: np.ndarray) -> tuple[Learner, Metrics]:
-        with own_settings():
+        with runtime.own_settings():
             return self._program(learner, trajectory, key_data, self._budget)
 
 

@@ -180,7 +180,7 @@ def _work(found: Evidence) -> Work:
 
 
 def _doubts(found: Evidence) -> str:
-    here = machine.describe(found.config.experiment.env)
+    here = machine.describe(found.config.experiment.env).stored
     witnesses = [*(saved for _, saved in found.kept), *found.newest]
     changes = {change: None for saved in witnesses for change in machine.differences(saved.machine, here)}
     doubts = [f"bits may differ from the run's: {', '.join(changes)}."] if changes else []

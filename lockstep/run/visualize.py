@@ -26,6 +26,12 @@ NO_RENDERER = (
     " `apt install libegl1 libgl1`, or `apt install libosmesa6`."
 )
 
+NO_PICTURES = (
+    "'{}' has no picture to show. An environment that has one says metadata = {{'render_modes': ['rgb_array'],"
+    " 'render_fps': 30}}, takes render_mode=None in its constructor, and returns an array [height, width, 3] of uint8"
+    " from render()."
+)
+
 
 class Video(NamedTuple):
     path: Path
@@ -65,19 +71,31 @@ def visualize(policy: TrainedPolicy, outdir: Path, episodes: int, seed: int, suf
 def _drawing(policy: TrainedPolicy) -> gymnasium.Env:
     """The environment with a renderer that was seen to work."""
     env = policy.experiment.env
+    if "rgb_array" not in _render_modes(env):
+        raise UsageError(NO_PICTURES.format(env.id))
     try:
         environment = make(_with_following_camera(env), render_mode="rgb_array")
         environment.reset(seed=0)
         frame = environment.render()
-    except UsageError:
+    except UsageError as error:
+        if "render_mode" in str(error):
+            raise UsageError(NO_PICTURES.format(env.id)) from error
         raise
+    except NotImplementedError as error:
+        raise UsageError(NO_PICTURES.format(env.id)) from error
     except Exception as error:
         if type(error).__module__.startswith(("mujoco", "OpenGL")) or "OpenGL" in str(error):
             raise UsageError(f"{NO_RENDERER} ({error})") from error
-        raise EnvironmentFault(f"'{env.id}' can't be drawn: {type(error).__name__}: {error}") from error
-    if not isinstance(frame, np.ndarray):
-        raise UsageError(f"'{env.id}' has no picture to show: it does not support render_mode 'rgb_array'.")
+        raise EnvironmentFault(f"'{env.id}' can't be drawn: {type(error).__name__} {error}".rstrip()) from error
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3:
+        raise UsageError(NO_PICTURES.format(env.id))
     return environment
+
+
+def _render_modes(env: Env) -> list[str]:
+    environment = make(env)
+    environment.close()
+    return list(environment.metadata.get("render_modes", []))
 
 
 def _with_following_camera(env: Env) -> Env:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import resource
+import struct
+import subprocess
+import termios
 from pathlib import Path
 
 import pytest
@@ -13,7 +19,7 @@ import pytest
 import lockstep
 from lockstep.cli import main
 from lockstep.run.checkpoint import listed
-from tests.laws.process import run
+from tests.laws.process import command, options, run
 from tests.laws.table import settings
 
 Output = pytest.CaptureFixture[str]
@@ -60,7 +66,25 @@ REFUSED = {
         ["train", "pendulum", "--sed", "1"],
         "unrecognized arguments: --sed 1. Did you mean '--seed'",
     ),
-    "a mistyped command": (["trian", "pendulum"], "Did you mean 'train'"),
+    "a mistyped command": (["trian", "pendulum"], "Did you mean 'train'? Use: lockstep train pendulum\n"),
+    "a mistyped option with a value": (["train", "pendulum", "--sed=1"], "Use: lockstep train pendulum --seed=1\n"),
+    "several seeds": (
+        ["train", "pendulum", "--seeds", "4", "5", "--steps", "9"],
+        "A run has one seed. Use: for seed in 4 5; do lockstep train pendulum --steps 9 --seed $seed; done\n",
+    ),
+    "several seeds in one word": (
+        ["train", "pendulum", "--seeds=7,8"],
+        "Use: for seed in 7 8; do lockstep train pendulum --seed $seed; done\n",
+    ),
+    "a number of seeds": (["train", "pendulum", "--seeds", "5"], "Use: for seed in 1 2 3; do lockstep train pendulum"),
+    "an algorithm that learns off-policy": (
+        ["train", "pendulum", "--algo", "sac"],
+        "'sac' learns off-policy, lockstep is on-policy only. There is: ppo, ppo-kl, trpo, npg, acktr, a2c, reinforce."
+        " Use: lockstep train pendulum --algo ppo\n",
+    ),
+    "another such algorithm": (["train", "hopper", "--algo", "TD3"], "Use: lockstep train hopper --algo ppo\n"),
+    "an algorithm with memory": (["train", "pendulum", "--algo", "ppo-lstm"], "policies have no memory. There is: ppo"),
+    "an algorithm with masks": (["train", "pendulum", "--algo", "maskable-ppo"], "action masks are not used."),
     "a minibatch that does not fit": (
         ["train", "pendulum", "--set", "algo.minibatch=100"],
         "algo.minibatch (100) must be drawn evenly from 4 lanes of",
@@ -88,7 +112,10 @@ REFUSED = {
     ),
     "an empty argument": (["train", "pendulum", ""], "unrecognized arguments"),
     "a run that is none": (["evaluate", "nowhere"], "'nowhere' is not a run: there is no config.toml in it"),
-    "a picture of another kind": (["plot", "nowhere", "--out", "curves.pdf"], "a picture is .png or .svg"),
+    "a picture of another kind": (
+        ["plot", "nowhere", "--out", "curves.pdf"],
+        "a picture is .png or .svg. Use: --out curves.png",
+    ),
     "a layout that does not fit": (
         ["bench", "pendulum", "--nprocs", "1,3"],
         "nprocs (3) must divide the 4 lanes: 1, 2",
@@ -315,6 +342,124 @@ def test_an_unreadable_run_and_a_long_name_are_status_5(tmp_path: Path, capsys: 
     assert "can't be created: File name too long" in capsys.readouterr().err
     (tmp_path / "run" / "config.toml").mkdir(parents=True)
     assert main(["evaluate", str(tmp_path / "run")]) == 2
+
+
+@pytest.mark.parametrize("command", ["evaluate", "visualize", "digest", "resume", "verify", "plot"])
+def test_a_directory_of_runs_names_them_newest_first_and_a_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("new", "old")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+        os.utime(tmp_path / "runs" / name, (10**9 - age, 10**9 - age))
+    assert main([command, "runs"]) == 2
+    told = capsys.readouterr().err
+    assert "'runs' is not a run, but a directory with runs: runs/new, runs/old." in told
+    assert told.endswith(f"Use: lockstep {command} {'runs/*' if command == 'plot' else 'runs/new'}\n")
+
+
+def test_a_run_that_is_none_is_looked_for_where_runs_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for age, name in enumerate(("1-hopper", "2-pendulum", "3-pendulum")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.toml").touch()
+        os.utime(tmp_path / "runs" / name, (10**9 - age, 10**9 - age))
+    assert main(["evaluate", "pendulum", "--episodes", "5"]) == 2
+    told = capsys.readouterr().err
+    assert "'pendulum' is not a run, but there are: runs/2-pendulum, runs/3-pendulum, runs/1-hopper." in told
+    assert told.endswith("Use: lockstep evaluate runs/2-pendulum --episodes 5\n")
+    assert main(["evaluate", "runs/3-pendulum/config.toml"]) == 2
+    assert capsys.readouterr().err.endswith("Use: lockstep evaluate runs/3-pendulum\n")
+    assert (main(["train", "x" * 5000]), main(["evaluate", "x" * 5000])) == (2, 5)
+
+
+def test_a_run_is_nothing_to_train_anew(tmp_path: Path, capsys: Output) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(1))
+    assert main(["train", str(done.path)]) == 2
+    told = capsys.readouterr().err
+    assert f"Continue it: lockstep resume {done.path}, or repeat it: lockstep train {done.path}/config.toml" in told
+
+
+def test_an_unknown_column_lists_those_there_are_nearest_first(tmp_path: Path, capsys: Output) -> None:
+    done = lockstep.train("CartPole-v1", logdir=tmp_path, name="run", settings=settings(2))
+    assert main(["plot", str(done.path), "--column", "eval"]) == 2
+    told = capsys.readouterr().err
+    columns, command = re.search(r"It has: (.*)\. Use: lockstep (.*)\n", told).groups()  # type: ignore[union-attr]
+    assert columns.startswith("eval_return, time_evaluate, ")
+    assert {"return_mean", "kl", "steps"} <= set(columns.split(", "))
+    assert "digest" not in columns
+    assert command == f"plot {done.path} --column eval_return"
+    assert main(["plot", str(done.path), "--column", "kl", "--out", str(tmp_path / "kl.png")]) == 0
+
+
+def test_one_episode_is_told_without_what_it_can_not_tell(tmp_path: Path, capsys: Output) -> None:
+    done = lockstep.train("CartPole-v1", logdir=tmp_path, name="run", settings=settings(1))
+    capsys.readouterr()
+    assert main(["evaluate", str(done.path), "--episodes", "1"]) == 0
+    told = capsys.readouterr().out
+    assert re.fullmatch(r"return \d+\.00 over 1 episode\nlength \d+\.0\n", told)
+    assert main(["evaluate", str(done.path), "--episodes", "1", "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["presets"], ["--help"], ["info", "CartPole-v1", "--steps", "5"]])
+def test_a_full_disk_under_standard_output_is_named(arguments: list[str], buffered: str) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert done.returncode == 5
+    assert done.stderr == "lockstep: standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("columns", [200, 80, 50])
+def test_presets_fit_the_terminal(columns: int) -> None:
+    shown = on_terminal(columns, "presets")
+    assert max(map(len, shown.splitlines())) <= columns
+    assert len([line for line in shown.splitlines() if not line.startswith(" ")]) == shown.count("-v")
+    assert "swing a two-link arm above a line" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20])
+def test_progress_stays_on_one_line_of_a_terminal(tmp_path: Path, columns: int) -> None:
+    small = options(settings(30, **{"watch.eval_every": 0}))
+    shown = on_terminal(columns, "train", "CartPole-v1", "--logdir", str(tmp_path), "--name", "run", *small)
+    live = [part for part in re.split(r"\r\x1b\[2K|\n", shown) if re.match(r" *[\d,]+ / ", part)]
+    assert live
+    assert max(map(len, live)) < columns, "a line that wraps is not written over by the next"
+    assert ("return" in live[-1]) == (columns >= 40)
+    assert ("ETA" in live[-1]) == (columns >= 80)
+
+
+def test_the_first_seconds_say_what_is_going_on_and_no_number_is_made_up(tmp_path: Path, capsys: Output) -> None:
+    small = options(settings(1, **{"env.time_limit": 1000}))
+    assert main(["train", "Pendulum-v1", "--logdir", str(tmp_path), "--name", "run", *small]) == 0
+    out, err = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in err.splitlines() if "preset" not in line]
+    assert lines[0] == "starting 8 environments: Pendulum-v1"
+    assert lines[1].startswith("training: Pendulum-v1 with ppo")
+    assert lines[2].startswith("compiling update 1")
+    assert "return - 0 episodes" in lines[3]
+    assert out.startswith("256 steps, 1 updates, no episode ended yet\n")
+    assert "nan" not in out + err
+
+
+def on_terminal(columns: int, *arguments: str) -> str:
+    """What a command shows on a real terminal of so many columns."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(command(*arguments), stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux says so when the last one has closed the terminal
+        while part := os.read(leader, 65536):
+            shown += part
+    os.close(leader)
+    assert process.wait() == 0, shown
+    return shown.decode().replace("\r\n", "\n")
 
 
 def test_presets_are_listed_and_resolve(capsys: Output) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import imageio.v3 as imageio
@@ -16,6 +17,7 @@ import lockstep
 from lockstep.cli import main
 from lockstep.run.metrics import read_metrics
 from lockstep.run.train import Run
+from tests.environments import CARELESS, PICTURES, PROMISING, UNPREPARED
 from tests.laws.table import settings
 
 
@@ -73,6 +75,22 @@ def test_mujoco_is_drawn_or_the_missing_package_is_named(tmp_path: Path) -> None
         assert "apt install libegl1 libgl1" in shown.stderr
     else:
         assert imageio.imread(done.path / "videos" / "episode0.mp4")[0].std() > 5
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [(PICTURES, {"shape": [3]}), (CARELESS, {}), (PROMISING, {}), (PROMISING, {"wrong": True}), (UNPREPARED, {})],
+)
+def test_an_environment_without_a_picture_is_told_what_makes_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kwargs: dict[str, Any]
+) -> None:
+    done = lockstep.train(name, logdir=tmp_path, name="run", settings=settings(1, **{"env.kwargs": kwargs}))
+    capsys.readouterr()
+    assert main(["visualize", str(done.path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"lockstep: '{name}' has no picture to show. An environment that has one says metadata = {{")
+    assert "takes render_mode=None in its constructor" in told
+    assert not list((done.path / "videos").glob("*")), "nothing half made is left"
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

@@ -27,6 +27,13 @@ import lockstep
 print(lockstep.train("pendulum", logdir=sys.argv[1], settings=json.loads(sys.argv[2])).digest)
 """
 
+BROKEN = """
+import jaxlib.xla_client
+def make_cpu_client(**options):
+    raise RuntimeError("there is no other")
+jaxlib.xla_client.make_cpu_client = make_cpu_client
+"""
+
 MIXED = """
 import sys
 import gymnasium, jax, jax.numpy as jnp, numpy as np
@@ -79,6 +86,23 @@ def test_jax_used_before_gives_the_digest_of_the_command_line(tmp_path: Path, ty
     done = script(BEFORE + TRAINED, str(tmp_path), json.dumps(WIDE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [typed]
+
+
+def test_where_that_cannot_be_it_is_told_before_the_start_and_marked(tmp_path: Path, typed: str) -> None:
+    done = script(BEFORE + BROKEN + TRAINED, str(tmp_path), json.dumps(WIDE))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.index("JAX was used in this process before lockstep") < done.stderr.index("training:")
+    assert done.stdout.split() != [typed], "one thread more shows at this size"
+    manifests = list(tmp_path.glob("*/checkpoints/*/manifest.json"))
+    assert manifests
+    assert not any(json.loads(file.read_text())["exact"] for file in manifests)
+
+
+def test_strict_refuses_where_that_cannot_be(tmp_path: Path) -> None:
+    strict = TRAINED.replace("settings=", "strict=True, settings=")
+    done = script(BEFORE + BROKEN + strict, str(tmp_path), json.dumps(WIDE))
+    assert "strict: JAX was used in this process before lockstep" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_notebook_that_uses_jax_first_gives_the_digest_of_the_command_line(tmp_path: Path, typed: str) -> None:

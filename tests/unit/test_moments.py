@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -37,6 +38,22 @@ def test_lanes_are_merged_one_after_the_other() -> None:
     ]
     by_hand = moments.merge(moments.merge(moments.merge(moments.empty(()), parts[0]), parts[1]), parts[2])
     assert moments.merge_lanes(moments.empty(()), stacked(parts)) == by_hand
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+@pytest.mark.parametrize("lanes", [moments.UNROLLED - 1, moments.UNROLLED + 1])
+def test_a_loop_over_many_lanes_has_the_bits_of_a_program_that_names_each(
+    monkeypatch: pytest.MonkeyPatch, lanes: int, shape: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(lanes)
+    counts, means, squares = rng.integers(0, 9, lanes), rng.normal(size=(lanes, *shape)), rng.random((lanes, *shape))
+    parts = Moments(counts.astype(float), means * 1e3, squares * 1e-3)
+    merged = []
+    for unrolled in (1, lanes):
+        monkeypatch.setattr(moments, "UNROLLED", unrolled)
+        merged.append(jax.jit(lambda seen, parts: moments.merge_lanes(seen, parts))(moments.empty(shape), parts))
+    for one, other in zip(*merged, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 def test_merging_nothing_changes_nothing() -> None:

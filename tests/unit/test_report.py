@@ -36,7 +36,7 @@ def test_the_screen_counts_down_from_the_pace_since_the_first_update(clock: list
     clock[0] += 100
     screen.show(Progress(steps=10_000), 123.4)
     first, second, last = (" ".join(line.split()) for line in out.getvalue().splitlines())
-    assert first.endswith("ETA -")
+    assert first == "4,000 / 10,000 steps 1 steps/s return - 0 episodes"
     assert second == "5,000 / 10,000 steps 123 steps/s return 2.00 3 episodes ETA 5:10:25"
     assert last.endswith("ETA 0:00:00")
 
@@ -59,6 +59,15 @@ def test_the_screen_shows_a_line_now_and_then_and_always_the_last(
     assert "stopped\n" in out.getvalue()
     assert out.getvalue().endswith("\n")
     assert ("\x1b" in out.getvalue()) == out.isatty()
+
+
+def test_a_line_that_is_too_long_loses_what_matters_least() -> None:
+    parts = {"steps": "   10 / 200 steps", "pace": "  5 steps/s", "return": "return   1.50", "episodes": "3 episodes"}
+    for columns in range(1, 120):
+        line = report._fitted({**parts, "left": "ETA 0:00:07"}, columns)
+        assert len(line) <= columns
+        words = ["10 / 200 steps", "return", "ETA", "steps/s", "episodes"]
+        assert [word for word in words if word in line] == words[: sum(columns >= n for n in (14, 27, 40, 51, 63))]
 
 
 def test_tensorboard_gets_every_finite_number_in_its_group(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_pairwise_sum_keeps_its_order_when_compiled() -> None:
     assert jax.jit(tree.pairwise_sum)(stack) == 1
 
 
+@pytest.mark.parametrize("count", [65, 66, 127, 128, 129, 1000])
+def test_a_sum_of_many_is_added_by_the_same_pairs(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    stack = np.random.default_rng(count).normal(size=(count, 3)).astype(np.float32) * np.float32(1e6)
+    many = jax.jit(lambda stack: tree.pairwise_sum(stack))(stack)
+    monkeypatch.setattr(tree, "UNROLLED", count)
+    assert np.asarray(many).tobytes() == tree.pairwise_sum(stack).tobytes()
+
+
 NUMBERS = arrays.arrays(
     st.sampled_from([np.float32, np.float64, np.int32, np.bool_]), st.sampled_from([(), (0,), (3,), (2, 3)])
 )
