@@ -168,7 +168,7 @@ def brief(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """How a message shows a value that was given."""
     try:
         return brief(repr(value))
@@ -197,7 +197,7 @@ def _table(cls: type, data: dict[str, Any], prefix: str, problems: list[str], ch
 def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose) -> Any:
     if dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
-            problems.append(f"'{path}' is a group of settings, not {_shown(value)}.")
+            problems.append(f"'{path}' is a group of settings, not {shown(value)}.")
             return None
         chosen, table = choose(typing.cast(type, hint), value)
         return _table(chosen, table, f"{path}.", problems, choose)
@@ -206,7 +206,7 @@ def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose
         hint, allowed = typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            problems.append(f"'{path}' must be a list such as [64, 64], not {_shown(value)}.")
+            problems.append(f"'{path}' must be a list such as [64, 64], not {shown(value)}.")
             return None
         item = typing.get_args(hint)[0]
         return tuple(_value(item, v, f"{path}[{i}]", problems, choose) for i, v in enumerate(value))
@@ -214,7 +214,7 @@ def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose
         if value not in typing.get_args(hint):
             options = [str(option) for option in typing.get_args(hint)]
             problems.append(
-                f"'{path}' must be one of {', '.join(options)}, not {_shown(value)}.{nearest(_shown(value), options)}"
+                f"'{path}' must be one of {', '.join(options)}, not {shown(value)}.{nearest(shown(value), options)}"
             )
         return value
     return _scalar(hint, value, path, problems, allowed)
@@ -236,18 +236,18 @@ def _scalar(hint: Any, value: Any, path: str, problems: list[str], allowed: Rang
             str: "text",
             dict: "a table",
         }
-        problems.append(f"'{path}' must be {names.get(hint, hint)}, not {_shown(value)}.")
+        problems.append(f"'{path}' must be {names.get(hint, hint)}, not {shown(value)}.")
     elif hint is int and abs(value) > LARGEST and (allowed is None or allowed.high == math.inf):
-        problems.append(f"'{path}' must be at most {LARGEST}, not {_shown(value)}.")
+        problems.append(f"'{path}' must be at most {LARGEST}, not {shown(value)}.")
     elif hint is dict:
         kinds = "a number of at most 64 bits, text, true or false, or a list or table of these"
         problems += [
-            f"'{path}.{brief(str(name))}' must be {kinds}, not {_shown(given)}."
+            f"'{path}.{brief(str(name))}' must be {kinds}, not {shown(given)}."
             for name, given in value.items()
             if not _in_toml({name: given})
         ]
     elif allowed is not None and value not in allowed:
-        problems.append(f"'{path}' must be {allowed}, not {_shown(value)}.")
+        problems.append(f"'{path}' must be {allowed}, not {shown(value)}.")
     return value
 
 

@@ -167,24 +167,21 @@ def resolve(
         if isinstance(given, str):
             names.load(given)
     is_file = name.endswith(".toml")
-    if is_file:
-        data = _file(Path(name))
-    elif name in preset_names():
-        data = _preset(name, algo)
-    else:
-        data = _plain_environment(name)
+    data = _file(Path(name)) if is_file else _preset(name, algo) if name in preset_names() else _plain_environment(name)
     if algo is not None and algo != _table_in(data, "algo").get("name", "ppo"):
         if _table_in(data, "algo"):  # the numbers of another are none of its
             data = config.assign(data, "experiment.algo", None)
         data = config.assign(data, "experiment.algo.name", algo)
-    if is_file:
-        for key, given in named_in(data).items():
-            if key not in typed:
-                names.load_from(f"'{name}'", given, trust)
+    for key, given in named_in(data).items():
+        if key not in typed:
+            names.load_from(f"'{name}'", given, trust or not is_file)
     data = config.merged({"experiment": dict(entry(_named(_table_in(data, "algo"))).defaults)}, data)
     for key, value in typed.items():
         if key == "algo.name":  # the preset's numbers of another algorithm would stay
-            raise UsageError(f"algo.name is not a setting: say --algo {value}, or algo={value!r} in Python.")
+            given = config.shown(value)
+            raise UsageError(
+                f"algo.name is not a setting: say --algo {given.strip(chr(39))}, or algo={given} in Python."
+            )
         group = key.split(".")[0]
         data = config.assign(data, key if group in ("watch", "layout") else f"experiment.{key}", value)
     resolved = from_dict(data)
@@ -261,7 +258,7 @@ def _named(algo: dict[str, Any]) -> str:
     """The name of the algorithm that the table `algo` is for."""
     name = algo.get("name", "ppo")
     if not isinstance(name, str):
-        raise UsageError(f"'experiment.algo.name' must be text, not {name!r}.")
+        raise UsageError(f"'algo.name' must be text, not {config.shown(name)}.")
     return name
 
 

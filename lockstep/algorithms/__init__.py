@@ -19,6 +19,7 @@ from lockstep.algorithms.ppo import PPO, ppo, ppo_idle, ppo_problems, ppo_unread
 from lockstep.algorithms.ppo_kl import PPOKL, ppo_kl, ppo_kl_problems, ppo_kl_unread
 from lockstep.algorithms.reinforce import Reinforce, reinforce, reinforce_idle, reinforce_unread
 from lockstep.algorithms.trpo import TRPO, trpo, trpo_problems, trpo_unread
+from lockstep.config import brief
 from lockstep.core import Algorithm
 from lockstep.errors import UsageError, nearest
 
@@ -82,8 +83,8 @@ def _unknown(name: str) -> str:
     if name.lower() in OFF_POLICY:
         return f"'{name}' learns off-policy, lockstep is on-policy only. {there_is}"
     if why := next((why for part, why in WITHOUT.items() if part in name.lower()), None):
-        return f"unknown algorithm '{name}': {why}. {there_is}"
-    return f"unknown algorithm '{name}'.{nearest(name, REGISTRY)} {there_is}"
+        return f"unknown algorithm '{brief(name)}': {why}. {there_is}"
+    return f"unknown algorithm '{brief(name)}'.{nearest(name, REGISTRY)} {there_is}"
 
 
 def name_of(config: object) -> str:

@@ -269,3 +269,14 @@ def test_a_setting_that_is_refused_would_have_done_nothing(
     other = from_dict(assign(to_dict(config), f"experiment.{key}", value))
     assert other != config
     assert lockstep.train(other, logdir=tmp_path).digest == lockstep.train(config, logdir=tmp_path).digest
+
+
+@pytest.mark.parametrize("value", [2**40_000, "y" * 10_000, [1]], ids=["number", "text", "list"])
+def test_a_name_of_an_algorithm_that_is_none_is_told_briefly(tmp_path: Path, value: object) -> None:
+    with pytest.raises(UsageError, match=r"algo\.name is not a setting: say --algo ") as caught:
+        resolve("pendulum", settings={"algo.name": value})
+    assert len(str(caught.value)) < 600
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[experiment]\nenv.id = "Pendulum-v1"\nalgo.name = 0x{"f" * 9000}\n')
+    with pytest.raises(UsageError, match=r"'algo\.name' must be text, not a number of thousands of digits"):
+        resolve(str(file))
