@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.threads import PINNED
 from tests.laws.process import digest_in, options, run
 
 # So wide that the number of threads shows: a process with two has another digest.
@@ -71,7 +73,10 @@ assert seen == before and len(seen) == 1, seen
 
 
 def script(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+    """A user's: nobody has pinned its threads."""
+    env = {name: value for name, value in os.environ.items() if name not in PINNED}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +110,17 @@ def test_strict_refuses_where_that_cannot_be(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_notebook_that_uses_jax_first_gives_the_digest_of_the_command_line(tmp_path: Path, typed: str) -> None:
+def test_a_notebook_that_uses_jax_first_gives_the_digest_of_the_command_line(
+    tmp_path: Path, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a real kernel of Jupyter's."""
     import nbformat
     from nbclient import NotebookClient
 
     code = TRAINED.replace("sys.argv[1]", repr(str(tmp_path))).replace("sys.argv[2]", repr(json.dumps(WIDE)))
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (BEFORE, code)])
+    for name in PINNED:
+        monkeypatch.delenv(name)
     NotebookClient(book, timeout=300).execute()
     told = "".join(output.get("text", "") for output in book.cells[1].outputs if output.get("name") == "stdout")
     assert told.split() == [typed]
