@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tomli_w
 
 from lockstep import config, files, names
-from lockstep.algorithms import entry, name_of
+from lockstep.algorithms import REGISTRY, entry, name_of, unknown
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
 from lockstep.core import Discrete
@@ -161,6 +161,8 @@ def resolve(
     The keys of `settings` are those of the experiment (`seed`, `algo.clip`), or start with `watch.` or `layout.`.
     What the arguments name as `module:name` is imported; what a file names so, with `trust`.
     """
+    if algo is not None and algo not in REGISTRY and ":" not in algo:
+        raise UsageError(f"{unknown(algo)} Use: lockstep train {name} --algo ppo")
     config.check_depth(settings)
     typed = config.leaves(settings or {})
     for given in (algo, typed.get("env.id")):

@@ -71,15 +71,15 @@ def entry(name: str) -> Entry:
     elif ":" in name:
         found = _entry_in(name)
     else:
-        raise UsageError(_unknown(name))
+        raise UsageError(unknown(name))
     if problem := _unusable(name, found.config):
         raise UsageError(f"algorithm '{name}': its settings, {found.config.__qualname__}, {problem}")
     return found
 
 
-def _unknown(name: str) -> str:
+def unknown(name: str) -> str:
     """What is told of an algorithm that there isn't, and why some are not meant to be."""
-    there_is = f"There is: {', '.join(REGISTRY)}; or module:name, your own. Such as: --algo ppo"
+    there_is = f"There is: {', '.join(REGISTRY)}; or module:name, your own."
     if name.lower() in OFF_POLICY:
         return f"'{name}' learns off-policy, lockstep is on-policy only. {there_is}"
     if why := next((why for part, why in WITHOUT.items() if part in name.lower()), None):

@@ -79,8 +79,8 @@ REFUSED = {
     "a number of seeds": (["train", "pendulum", "--seeds", "5"], "Use: for seed in 1 2 3; do lockstep train pendulum"),
     "an algorithm that learns off-policy": (
         ["train", "pendulum", "--algo", "sac"],
-        "'sac' learns off-policy, lockstep is on-policy only. There is: ppo, ppo-kl, trpo, npg, acktr, a2c, reinforce."
-        " Use: lockstep train pendulum --algo ppo\n",
+        "'sac' learns off-policy, lockstep is on-policy only. There is: ppo, ppo-kl, trpo, npg, acktr, a2c, reinforce;"
+        " or module:name, your own. Use: lockstep train pendulum --algo ppo\n",
     ),
     "another such algorithm": (["train", "hopper", "--algo", "TD3"], "Use: lockstep train hopper --algo ppo\n"),
     "an algorithm with memory": (["train", "pendulum", "--algo", "ppo-lstm"], "policies have no memory. There is: ppo"),

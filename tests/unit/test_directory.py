@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,8 +101,7 @@ def test_of_many_that_create_one_name_one_wins_and_the_others_leave_nothing(tmp_
         assert told.count(str(tmp_path / "run")) == 1
         assert sum("exists already. Continue it with `lockstep resume" in message for message in told) == 7
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
-        (tmp_path / "run" / "config.toml").unlink()
-        (tmp_path / "run").rmdir()
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_a_name_that_is_a_file_or_a_link_exists_already(tmp_path: Path) -> None:
