@@ -65,9 +65,9 @@ def train(
     bit for bit. What the arguments name as `module:name` is imported; what a TOML file names so, with `trust`. Under
     MPI's launcher every rank calls this, and they train together.
     """
-    from lockstep.run.interrupt import Interrupt
+    from lockstep.run.interrupt import Interrupt, as_pythons_own
 
-    with Interrupt():  # before JAX is imported, which takes a second
+    with as_pythons_own(), Interrupt():  # before JAX is imported, which takes a second
         from lockstep.runtime import start_jax
 
         start_jax()
@@ -150,9 +150,9 @@ def resume(
     ranks are those that this was started as; `mode` and `workers` say how they share the work from here on. `trust`
     lets a run that was not made here import the modules that it names.
     """
-    from lockstep.run.interrupt import Interrupt
+    from lockstep.run.interrupt import Interrupt, as_pythons_own
 
-    with Interrupt():
+    with as_pythons_own(), Interrupt():
         from lockstep.runtime import start_jax
 
         start_jax()

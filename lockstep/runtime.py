@@ -28,6 +28,14 @@ SETTINGS = {
     "disable_jit": False,
     "debug_nans": False,
     "debug_infs": False,
+    "mesh": None,
+}
+
+# Options of the compiler that are the whole process's, and what they must be for bits to be promised.
+COMPILED_WITH = {
+    "disable_most_optimizations": False,
+    "optimization_level": "UNKNOWN",
+    "exec_time_optimization_effort": 0.0,
 }
 
 # A rank's number among those of its machine, as launchers tell it: MPICH and Intel MPI, Open MPI, MVAPICH2, Slurm.
@@ -84,7 +92,13 @@ _doubts: list[str] = []  # why the bits of this process may not be those of anot
 
 def doubts() -> list[str]:
     """Why what is computed in this process may have other bits than on the command line; empty where nothing is."""
-    return list(_doubts)
+    import jax
+
+    states = {name: getattr(jax.config, f"jax_{name}", None) for name in COMPILED_WITH}
+    states["disable_most_optimizations"] = jax.config.read("jax_disable_most_optimizations")
+    changed = [f"jax_{name} is {value}" for name, value in states.items() if value != COMPILED_WITH[name]]
+    told = f"{' and '.join(changed)} in this process: programs are compiled otherwise, and may have other bits."
+    return [*_doubts, *([told] if changed else [])]
 
 
 def cpu() -> jax.Device:
@@ -92,6 +106,21 @@ def cpu() -> jax.Device:
     import jax
 
     return own_cpu() or jax.local_devices(backend="cpu")[0]
+
+
+def _setting(name: str) -> Any:
+    import jax
+
+    if name == "mesh":
+        return None if jax.sharding.get_abstract_mesh().empty else jax.sharding.get_mesh()
+    return getattr(jax.config, f"jax_{name}")
+
+
+def _with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
+    import jax
+
+    setting: AbstractContextManager[Any] = jax.set_mesh(value) if name == "mesh" else getattr(jax, name)(value)
+    return setting
 
 
 class JaxSettings(contextlib.ContextDecorator):
@@ -102,11 +131,9 @@ class JaxSettings(contextlib.ContextDecorator):
         self._entered: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> dict[str, Any]:
-        import jax
-
-        now, wanted = jax.config, self._wanted
-        replaced = {name: value for name in wanted if (value := getattr(now, f"jax_{name}")) != wanted[name]}
-        self._entered = [getattr(jax, name)(wanted[name]) for name in replaced]
+        wanted = self._wanted
+        replaced = {name: value for name in wanted if (value := _setting(name)) != wanted[name]}
+        self._entered = [_with_setting(name, wanted[name]) for name in replaced]
         for setting in self._entered:
             setting.__enter__()
         return replaced

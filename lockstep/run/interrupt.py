@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, number: int, run: Path) -> None:
         self.signal, self.status = signal.Signals(number).name, 128 + number
-        super().__init__(f"stopped by {self.signal}; continue with: lockstep resume {run}")
+        super().__init__(f"stopped by {self.signal}; continue with: lockstep resume {shlex.quote(str(run))}")
 
 
 class Interrupt:
@@ -50,6 +51,15 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def as_pythons_own() -> Iterator[None]:
+    """Ctrl-C as Python's own exception, in our words: a script that it ends has the status that shells look for."""
+    try:
+        yield
+    except Interrupted as stopped:
+        raise (KeyboardInterrupt(str(stopped)) if stopped.signal == "SIGINT" else stopped) from None
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,6 +49,11 @@ def digest_in(output: str) -> str:
     word, digest = output.strip().splitlines()[-1].split()
     assert word == "digest"
     return digest
+
+
+def hear_ctrl_c() -> None:
+    """In the new process, also where whoever started the tests ignores it, as a shell's background jobs do."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def family() -> set[int]:

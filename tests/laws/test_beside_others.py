@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.threads import PINNED
-from tests.laws.process import digest_in, options, run
+from tests.laws.process import digest_in, hear_ctrl_c, options, run
 
 # So wide that the number of threads shows: a process with two has another digest.
 WIDE = {"policy.hidden": [256, 256], "algo.minibatch": 2048, "steps": 4096, "watch.eval_every": 0, "seed": 3}
@@ -103,6 +103,32 @@ def test_where_that_cannot_be_it_is_told_before_the_start_and_marked(tmp_path: P
     assert not any(json.loads(file.read_text())["exact"] for file in manifests)
 
 
+OTHERWISE = """
+import jax
+jax.set_mesh(jax.make_mesh((1,), ("x",)))
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_default_prng_impl", "rbg")
+jax.config.update("jax_default_matmul_precision", "bfloat16")
+jax.config.update("jax_debug_nans", True)
+"""
+
+
+def test_a_scripts_own_settings_of_jax_change_no_bits(tmp_path: Path, typed: str) -> None:
+    done = script(OTHERWISE + TRAINED, str(tmp_path), json.dumps(WIDE))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [typed]
+
+
+def test_another_compilation_is_told_and_marked(tmp_path: Path) -> None:
+    code = 'import jax\njax.config.update("jax_disable_most_optimizations", True)\n' + TRAINED
+    small = {"steps": 512, "collect.steps": 64, "algo.minibatch": 64, "algo.epochs": 1, "watch.eval_every": 0}
+    done = script(code, str(tmp_path), json.dumps(small))
+    assert "jax_disable_most_optimizations is True in this process" in done.stderr
+    manifests = list(tmp_path.glob("*/checkpoints/*/manifest.json"))
+    assert manifests
+    assert not any(json.loads(file.read_text())["exact"] for file in manifests)
+
+
 def test_strict_refuses_where_that_cannot_be(tmp_path: Path) -> None:
     strict = TRAINED.replace("settings=", "strict=True, settings=")
     done = script(BEFORE + BROKEN + strict, str(tmp_path), json.dumps(WIDE))
@@ -140,19 +166,21 @@ for seed in range(3):
     except Exception:
         print("swallowed")
     except KeyboardInterrupt as stopped:
-        print(type(stopped).__name__, stopped.status, stopped)
-        break
+        print(type(stopped).__name__, stopped, flush=True)
+        raise
 """
 
 
 def test_ctrl_c_in_a_script_is_a_keyboard_interrupt_that_says_how_to_go_on(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("0/metrics.csv")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     told, _ = process.communicate(timeout=120)
     path = tmp_path / "0"
-    assert told.strip() == f"Interrupted 130 stopped by SIGINT; continue with: lockstep resume {path}"
-    assert process.returncode == 0
+    assert told.strip() == f"KeyboardInterrupt stopped by SIGINT; continue with: lockstep resume {path}"
+    assert process.returncode == -signal.SIGINT, "as a shell's own loop over seeds must see it"
     assert list(tmp_path.iterdir()) == [path]

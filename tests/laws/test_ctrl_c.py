@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.laws.process import command
+from tests.laws.process import command, hear_ctrl_c
 
 MOMENTS_S = 5.0
 
@@ -25,11 +25,6 @@ def pythons_own_s() -> float:
         subprocess.run([sys.executable, "-c", "import lockstep"], check=True)
         took.append(time.perf_counter() - began)
     return 1.5 * max(took)
-
-
-def hear_ctrl_c() -> None:
-    """In the new process, also where whoever started the tests ignores it, as a shell's background jobs do."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pressed(logdir: Path, after_s: float, cache: Path | None) -> tuple[int, str]:
