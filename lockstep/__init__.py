@@ -164,7 +164,7 @@ def resume(
             return run_resume(fspath(run), steps, strict, mode, workers, comm, trust)
 
 
-def load(run: str | PathLike[str], checkpoint: str = "newest", trust: bool = False) -> TrainedPolicy:
+def load(run: str | PathLike[str], checkpoint: str | int = "newest", trust: bool = False) -> TrainedPolicy:
     """The policy of a run: `load(run).act(observation)`. `checkpoint`: newest, best, or a number of steps.
 
     `trust` lets a run that was not made here import the modules that it names.
@@ -181,7 +181,7 @@ def evaluate(
     run: str | PathLike[str],
     episodes: int = 100,
     seed: int | None = None,
-    checkpoint: str = "newest",
+    checkpoint: str | int = "newest",
     trust: bool = False,
 ) -> Evaluation:
     """Play episodes without noise: their returns and lengths, and `mean`, `std`, `half_interval` of the returns.
@@ -212,6 +212,8 @@ def plot(
     from lockstep.run.plot import plot as run_plot
 
     several = [runs] if isinstance(runs, str | PathLike) else runs
+    if not several:
+        raise errors.UsageError("plot takes a run or several, such as lockstep.plot(['runs/first', 'runs/second']).")
     run_plot([Path(run) for run in several], Path(out), column, trust)
     return Path(out)
 

@@ -75,7 +75,7 @@ def _refuse_other_directories(options: argparse.Namespace) -> None:
 
 def _is_run(path: Path) -> bool:
     try:
-        return (path / "config.toml").is_file()
+        return os.path.lexists(path / "config.toml")
     except OSError:  # a name that is too long
         return False
 
@@ -208,7 +208,7 @@ def _finish(work: Callable[[Comm], Run], path: Path) -> int:
 
 
 def _continue(path: Path) -> str:
-    return f"continue with: lockstep resume {path}"
+    return f"continue with: lockstep resume {shlex.quote(str(path))}"
 
 
 def _summary(run: Run) -> str:
@@ -216,7 +216,7 @@ def _summary(run: Run) -> str:
     mean = "no episode ended yet" if math.isnan(run.return_mean) else f"return {run.return_mean:.2f}"
     return (
         f"{run.steps:,} steps, {run.updates} updates, {mean}{score}\n"
-        f"look at it with: lockstep visualize {run.path}\n"
+        f"look at it with: lockstep visualize {shlex.quote(str(run.path))}\n"
         f"digest {run.digest}"
     )
 
@@ -380,8 +380,12 @@ class _Parser(argparse.ArgumentParser):
 
     def _corrected(self, wrong: str, known: Sequence[str]) -> str:
         """The nearest names, and what was typed with the first of them."""
-        hint = nearest(wrong, known)
-        if not hint or not self.typed:
+        if wrong.startswith("--"):  # which all have: only what follows is like something
+            hint = nearest(wrong[2:], [name[2:] for name in known if name.startswith("--")], "--")
+            hint = hint or " Settings are given as in --set algo.learning_rate=1e-3."
+        else:
+            hint = nearest(wrong, known)
+        if "'" not in hint or not self.typed:
             return hint
         right = hint.split("'")[1]
         words = [right + word[len(wrong) :] if word.split("=")[0] == wrong else word for word in self.typed]

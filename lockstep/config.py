@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import re
 import tomllib
 import typing
@@ -223,6 +224,9 @@ def _value(hint: Any, value: Any, path: str, problems: list[str], choose: Choose
 def _scalar(hint: Any, value: Any, path: str, problems: list[str], allowed: Range | None) -> Any:
     if typing.get_origin(hint) is dict:
         hint = dict
+    if not isinstance(value, int | float):  # NumPy has numbers of its own
+        plain = {numbers.Integral: int, numbers.Real: float}
+        value = next((to(value) for kind, to in plain.items() if isinstance(value, kind)), value)
     if hint is int and isinstance(value, float) and value.is_integer():
         value = int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST:

@@ -45,7 +45,10 @@ def load(name: str) -> None:
         importlib.import_module(module_of(name))
     except (Exception, SystemExit) as cause:
         why = f"{type(cause).__name__}: {cause}"
-        raise UsageError(f"'{name}': the module '{module_of(name)}' can't be imported: {why}.") from cause
+        raise UsageError(
+            f"'{name}': the module '{module_of(name)}' can't be imported: {why}. It is looked for in"
+            f" the working directory, {os.getcwd()}, too; elsewhere: PYTHONPATH=FOLDER lockstep ..."
+        ) from cause
 
 
 def load_from(file: str, name: str, trusted: bool) -> None:

@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -70,8 +71,9 @@ def create(logdir: Path, name: str, config: Config) -> Path:
     except OSError as error:
         shutil.rmtree(side, ignore_errors=True)
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR) and os.path.lexists(path):
+            command = f"lockstep resume {shlex.quote(str(path))}"
             raise UsageError(
-                f"'{path}' exists already. Continue it with `lockstep resume {path}`, or choose another --name."
+                f"'{path}' exists already. Continue it with `{command}`, or choose another --name."
             ) from error
         raise FileFault(f"'{path}' can't be created: {error.strerror or error}.") from error
     return path
@@ -104,7 +106,7 @@ def read_config(path: Path, trust: bool = False, played: bool = True) -> Config:
     `played`.
     """
     file = path / CONFIG
-    if not file.is_file():
+    if not os.path.lexists(file):
         raise UsageError(f"'{path}' is not a run: there is no {CONFIG} in it.")
     content = bytes(files.read(file, files.TEXT))
     try:

@@ -125,13 +125,8 @@ class MetricsFile:
         self._keep_if_damaged(found)
 
     def _keep_if_damaged(self, found: Metrics) -> None:
-        if not found.damage:
-            return
-        path, number = self._run / METRICS, 1
-        while os.path.lexists(kept := path.with_name(f"{path.name}.damaged{f'.{number}' if number > 1 else ''}")):
-            number += 1
-        write_file(kept, files.read(path, files.TABLE))
-        self._warn(f"the file as it was found is kept in '{kept}'. The run goes on with the rows that are whole.")
+        if found.damage:
+            keep_beside(self._run, self._warn)
 
     def _write_all(self, columns: list[str], rows: list[dict[str, str]]) -> TextIO:
         """The whole file anew, open for more."""
@@ -145,6 +140,17 @@ class MetricsFile:
             lines.append(line)
         write_file(self._run / METRICS, _bytes("".join(lines)))
         return (self._run / METRICS).open("a", newline="", encoding="utf-8")
+
+
+def keep_beside(run: Path, warn: Callable[[str], None]) -> None:
+    """Copy the file as it was found, because rows of it will not be in the next one."""
+    path, number = run / METRICS, 1
+    while os.path.lexists(kept := path.with_name(f"{path.name}.damaged{f'.{number}' if number > 1 else ''}")):
+        number += 1
+    write_file(kept, files.read(path, files.TABLE))
+    warn(
+        f"'{path}' as it was found is kept in '{kept}': rows of it that are damaged, or of no checkpoint, are left out."
+    )
 
 
 def read_metrics(run: Path) -> Metrics:

@@ -108,8 +108,9 @@ class TrainedPolicy:
         return np.concatenate(chosen)
 
 
-def find(run: Path, which: str) -> tuple[Path, Checkpoint]:
+def find(run: Path, which: str | int) -> tuple[Path, Checkpoint]:
     """The checkpoint `newest`, `best`, or at a number of steps; one that is damaged is named."""
+    which = str(which)
     path, saved, messages = checkpoint.newest(run)
     for message in messages:
         print(f"lockstep: {message}", file=sys.stderr)
@@ -125,7 +126,7 @@ def find(run: Path, which: str) -> tuple[Path, Checkpoint]:
     return known[which], checkpoint.read(known[which])
 
 
-def load(run: str | Path, which: str = "newest", trust: bool = False) -> TrainedPolicy:
+def load(run: str | Path, which: str | int = "newest", trust: bool = False) -> TrainedPolicy:
     """The policy of a run, from its `newest` or `best` checkpoint or the one at a number of steps."""
     run = Path(run)
     config = directory.read_config(run, trust)

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,17 @@ from lockstep.envs.local import LocalEnvs
 from lockstep.envs.make import is_finite, spec_for
 from lockstep.envs.workers import WorkerEnvs
 from lockstep.errors import EnvironmentFault, FileFault, NumericFault, UsageError
-from lockstep.experiment import Config, Experiment, Mode, algorithm_name, checked, replace_experiment, to_toml
+from lockstep.experiment import (
+    Config,
+    Experiment,
+    Mode,
+    algorithm_name,
+    checked,
+    from_dict,
+    replace_experiment,
+    to_dict,
+    to_toml,
+)
 from lockstep.parallel.comm import Comm, Solo
 from lockstep.parallel.lanes import Exchange, alone, exchange_over
 from lockstep.run import checkpoint, directory, machine
@@ -37,6 +48,7 @@ from lockstep.run.checkpoint import Checkpoint
 from lockstep.run.evaluate import evaluate
 from lockstep.run.interrupt import Interrupt, Interrupted
 from lockstep.run.machine import Machine
+from lockstep.run.metrics import keep_beside, read_metrics
 from lockstep.run.policy import TrainedPolicy, first_learner, learner_from
 from lockstep.run.programs import Recipe, actor_of, assemble, update_of
 from lockstep.run.progress import Progress
@@ -109,7 +121,8 @@ def resume(
     if steps is not None:
         config = replace_experiment(config, steps=steps)
     layout = dataclasses.replace(config.layout, nprocs=comm.size, mode=mode, workers=workers)
-    config = checked(dataclasses.replace(config, layout=layout))
+    config = checked(from_dict(to_dict(dataclasses.replace(config, layout=layout))))  # each value, as if it were typed
+    steps = None if steps is None else config.experiment.steps
     _same_settings(config, comm)
     with contextlib.ExitStack() as stack:
         stack.enter_context(comm.watched(config.layout.watchdog_s))
@@ -166,6 +179,8 @@ def _start(path: Path, config: Config, now: dict[str, Any], steps: int | None, s
     start = Start(resumed=True, strict=strict)
     notes: list[str] = []
     doubts: list[str] = []
+    if not checkpoint.listed(path) and read_metrics(path).rows:
+        keep_beside(path, Reporter.warn)
     if checkpoint.listed(path):
         found, saved, notes = checkpoint.newest(path)
         if saved.budget is None:
@@ -492,6 +507,6 @@ def _episode_saved(path: Path) -> Iterator[None]:
             raise EnvironmentFault(why) from broken
         raise EnvironmentFault(
             f"{told}\n"
-            f"Replay it with: lockstep check {broken.env.id} --replay {file}\n"
+            f"Replay it with: lockstep check {broken.env.id} --replay {shlex.quote(str(file))}\n"
             f"The checkpoints in '{path}' are as they were."
         ) from broken

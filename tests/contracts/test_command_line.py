@@ -66,6 +66,10 @@ REFUSED = {
         ["train", "pendulum", "--sed", "1"],
         "unrecognized arguments: --sed 1. Did you mean '--seed'",
     ),
+    "an option that is a setting": (
+        ["train", "pendulum", "--lr", "0.1"],
+        "unrecognized arguments: --lr 0.1. Settings are given as in --set algo.learning_rate=1e-3.",
+    ),
     "a mistyped command": (["trian", "pendulum"], "Did you mean 'train'? Use: lockstep train pendulum\n"),
     "a mistyped option with a value": (["train", "pendulum", "--sed=1"], "Use: lockstep train pendulum --seed=1\n"),
     "several seeds": (
@@ -341,7 +345,7 @@ def test_an_unreadable_run_and_a_long_name_are_status_5(tmp_path: Path, capsys: 
     assert main(["train", "pendulum", "--logdir", str(tmp_path), "--name", "x" * 300]) == 5
     assert "can't be created: File name too long" in capsys.readouterr().err
     (tmp_path / "run" / "config.toml").mkdir(parents=True)
-    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert main(["evaluate", str(tmp_path / "run")]) == 5
 
 
 @pytest.mark.parametrize("command", ["evaluate", "visualize", "digest", "resume", "verify", "plot"])

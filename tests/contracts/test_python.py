@@ -117,6 +117,30 @@ def test_actions_that_are_no_numbers_are_the_policys_fault(run: Run) -> None:
         policy.act(observations(1, 3)[0])
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"steps": 6e4 + 0.5}, "'steps' must be a whole number"),
+        ({"steps": 2**70}, "'steps' must be at most"),
+        ({"mode": "x"}, "'layout.mode' must be one of gather, average, not 'x'"),
+        ({"workers": -1}, "'layout.workers' must be at least 0"),
+    ],
+)
+def test_what_resume_is_given_is_checked_before_it_is_kept(run: Run, given: dict[str, Any], told: str) -> None:
+    before = (run.path / "config.toml").read_bytes()
+    with pytest.raises(UsageError, match=re.escape(told)):
+        lockstep.resume(run, **given)
+    assert (run.path / "config.toml").read_bytes() == before
+
+
+def test_numbers_are_taken_as_python_and_numpy_have_them(tmp_path: Path) -> None:
+    given = {**settings(2), "seed": np.int64(3), "algo.clip": np.float32(0.25), "algo.schedule": "constant"}
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=given)
+    longer = lockstep.resume(done, steps=7.68e2)  # type: ignore[arg-type]  # as somebody may write it
+    assert lockstep.load(longer, 768).act(np.zeros(3)).shape == (1,)
+    assert lockstep.evaluate(longer, 1).returns == lockstep.evaluate(longer, 1, checkpoint="768").returns
+
+
 def test_evaluate_is_that_of_the_command_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     found = lockstep.evaluate(run, episodes=3, seed=7, checkpoint="768")

@@ -119,6 +119,16 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(tmp_path: Path) ->
     assert rows(done.path) == 2
 
 
+def test_rows_of_a_run_without_checkpoints_are_kept_beside(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
+    before = (done.path / "metrics.csv").read_bytes()
+    shutil.rmtree(done.path / "checkpoints")
+    resume(done.path, steps=BATCH)
+    assert rows(done.path) == 1
+    assert (done.path / "metrics.csv.damaged").read_bytes() == before
+    assert "is kept in" in capfd.readouterr().err
+
+
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     done = lockstep.train("Pendulum-v1", logdir=tmp_path, name="run", settings=settings(2))
     assert resume(done.path).digest == done.digest
