@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -51,9 +50,9 @@ def digest_in(output: str) -> str:
     return digest
 
 
-def hear_ctrl_c() -> None:
-    """In the new process, also where whoever started the tests ignores it, as a shell's background jobs do."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def hearing_ctrl_c(words: list[str]) -> list[str]:
+    """The command, also where whoever started the tests ignores Ctrl-C, as a shell's background jobs do."""
+    return ["env", "--default-signal=INT", *words]
 
 
 def family() -> set[int]:

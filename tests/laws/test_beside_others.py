@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.threads import PINNED
-from tests.laws.process import digest_in, hear_ctrl_c, options, run
+from tests.laws.process import digest_in, hearing_ctrl_c, options, run
 
 # So wide that the number of threads shows: a process with two has another digest.
 WIDE = {"policy.hidden": [256, 256], "algo.minibatch": 2048, "steps": 4096, "watch.eval_every": 0, "seed": 3}
@@ -172,9 +172,8 @@ for seed in range(3):
 
 
 def test_ctrl_c_in_a_script_is_a_keyboard_interrupt_that_says_how_to_go_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, text=True, preexec_fn=hear_ctrl_c
-    )
+    words = hearing_ctrl_c([sys.executable, "-c", LOOP, str(tmp_path)])
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("0/metrics.csv")) and time.monotonic() < deadline:
         time.sleep(0.05)

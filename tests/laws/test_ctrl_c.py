@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.laws.process import command, hear_ctrl_c
+from tests.laws.process import command, hearing_ctrl_c
 
 MOMENTS_S = 5.0
 
@@ -29,11 +29,9 @@ def pythons_own_s() -> float:
 
 def pressed(logdir: Path, after_s: float, cache: Path | None) -> tuple[int, str]:
     """A run that is stopped after so long: its status as a shell sees it, and what it said."""
-    arguments = command("train", "pendulum", "--logdir", str(logdir))
+    words = hearing_ctrl_c(command("train", "pendulum", "--logdir", str(logdir)))
     env = {**os.environ, **({"XDG_CACHE_HOME": str(cache)} if cache else {})}
-    process = subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, preexec_fn=hear_ctrl_c
-    )
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
