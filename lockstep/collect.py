@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,15 +24,16 @@ TURN = "lockstep_turn"  # as compiled programs name it
 AT_ONCE = 2**15  # bytes of an array that XLA copies before it does anything else
 # number, actions [L, E, ...] -> what the policy sees next; None: it was the last
 Turn = Callable[[int, np.ndarray], np.ndarray | None]
-_takers: dict[int, Turn] = {}  # by the number of the call of a program
-_calls = itertools.count()
+_takers: dict[int, Turn] = {}  # by the thread that calls a program
 
 
 def _turn(given: Buffers, wanted: Buffers) -> Callable[[], None]:
-    (action, t, call), (going, observation) = given, wanted
+    (action, t), (going, observation) = given, wanted
 
     def turn() -> None:
-        seen = _takers[call.item()](t.item(), action)
+        # Where programs run in threads of JAX's own (`runtime.doubts`), it is that of the only call there is.
+        take = _takers.get(threading.get_ident()) or next(iter(_takers.values()))
+        seen = take(t.item(), action)
         going[...] = seen is not None
         if seen is not None:
             observation[...] = seen
@@ -69,7 +69,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
         )
 
     @jax.jit
-    def acted(params: Tree, moments: Tree, observation: Array, noise: Array, call: Array) -> Array:
+    def acted(params: Tree, moments: Tree, observation: Array, noise: Array) -> Array:
         def lane_action(lane: tuple[Array, Array]) -> Array:
             observation, noise = lane
             parameters, _ = policy.act(params, see(normalize, moments, observation), ())
@@ -81,7 +81,7 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
             results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (going, observation)]
             # No effect is declared, or Python would start the program, which takes 1 ms. What the call answers decides
             # when the loop ends, so no compiler can do without it.
-            return t + 1, *jax.ffi.ffi_call(TURN, results)(lanes.map(lane_action).held(), t, call)
+            return t + 1, *jax.ffi.ffi_call(TURN, results)(lanes.map(lane_action).held(), t)
 
         start = jnp.asarray(0, jnp.int32), jnp.asarray(True), observation
         return jax.lax.while_loop(lambda state: state[1], turned, start)[0]
@@ -111,14 +111,13 @@ def make_actor(policy: Policy, normalize: Normalize, steps: int, envs_per_lane: 
                 raised.append(error)
                 return None
 
-        number = next(_calls)
-        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise, np.asarray(number)
+        needed = {"policy": learner.params["policy"]}, learner.observation, observation, noise
         given = jax.block_until_ready(jax.tree.map(ready, needed))
-        _takers[number] = take
+        _takers[threading.get_ident()] = take
         try:
             jax.block_until_ready(acted(*given))
         finally:
-            del _takers[number]
+            del _takers[threading.get_ident()]
             foreign.reraise(threading.get_ident())
         if raised:
             raise raised[0]
