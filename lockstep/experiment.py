@@ -18,7 +18,7 @@ from typing import Any, Literal
 import tomli_w
 
 from lockstep import config, files, names
-from lockstep.algorithms import REGISTRY, entry, name_of, unknown
+from lockstep.algorithms import REGISTRY, algorithm_name, entry, unknown
 from lockstep.algorithms.actor_critic import Normalize
 from lockstep.algorithms.ppo import PPO
 from lockstep.core import Discrete
@@ -148,9 +148,6 @@ def to_dict(settings: Any, fields: Callable[[Any], Iterable[Field]] = dataclasse
 
 def to_toml(settings: Config) -> str:
     return tomli_w.dumps(to_dict(settings))
-
-
-algorithm_name = name_of
 
 
 def resolve(

@@ -63,8 +63,8 @@ def start_jax() -> None:
 
 
 @functools.cache
-def own_cpu() -> jax.Device | None:
-    """A CPU of lockstep's own, where JAX was used before lockstep; None where JAX's is as programs need it.
+def _client() -> tuple[jax.Device | None, str]:
+    """A CPU of lockstep's own, where JAX was used before lockstep, or why there is none. Asked when JAX is started.
 
     How many threads a CPU has, and whether programs run in the thread that calls them, is settled when JAX first uses
     it, by what the process had said until then. Another client of the same CPU is settled anew.
@@ -73,21 +73,21 @@ def own_cpu() -> jax.Device | None:
     from jaxlib.xla_client import make_cpu_client
 
     if not backends_are_initialized():
-        return None
+        return None, ""
     try:
         client: Any = make_cpu_client(asynchronous=False)
-        device: jax.Device = client.devices()[0]
-        return device
+        return client.devices()[0], ""
     except Exception as error:
-        _doubts.append(
+        return None, (
             "JAX was used in this process before lockstep, with threads of its own choice, and a CPU client with one"
             f" thread can't be made beside it ({error}): the bits may not be those of the command line. Call lockstep"
             " first in a fresh process."
         )
-        return None
 
 
-_doubts: list[str] = []  # why the bits of this process may not be those of another, as was found when JAX was started
+def own_cpu() -> jax.Device | None:
+    """Where programs run instead of on JAX's own CPU; None where that is as they need it, or no other can be had."""
+    return _client()[0]
 
 
 def doubts() -> list[str]:
@@ -98,7 +98,7 @@ def doubts() -> list[str]:
     states["disable_most_optimizations"] = jax.config.read("jax_disable_most_optimizations")
     changed = [f"jax_{name} is {value}" for name, value in states.items() if value != COMPILED_WITH[name]]
     told = f"{' and '.join(changed)} in this process: programs are compiled otherwise, and may have other bits."
-    return [*_doubts, *([told] if changed else [])]
+    return [*filter(None, [_client()[1]]), *([told] if changed else [])]
 
 
 def cpu() -> jax.Device:

@@ -87,7 +87,7 @@ def unknown(name: str) -> str:
     return f"unknown algorithm '{brief(name)}'.{nearest(name, REGISTRY)} {there_is}"
 
 
-def name_of(config: object) -> str:
+def algorithm_name(config: object) -> str:
     """The name of the algorithm whose settings these are, under which `entry` finds it."""
     return _name_of(type(config))
 

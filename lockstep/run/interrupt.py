@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,10 +33,9 @@ class Interrupt:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._asked) for n in (signal.SIGINT, signal.SIGTERM)}
-            outer = getattr(self._before[signal.SIGINT], "__self__", None)
-            self.number = outer.number if isinstance(outer, Interrupt) else None
+        self._before = _handle({signal.SIGINT: self._asked, signal.SIGTERM: self._asked})
+        outer = getattr(self._before.get(signal.SIGINT), "__self__", None)
+        self.number = outer.number if isinstance(outer, Interrupt) else None
         return self
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
@@ -49,8 +48,7 @@ class Interrupt:
         os.write(2, b"\nlockstep: stopping after this update; Ctrl-C again stops at once\n")
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        _handle(self._before)
 
 
 @contextlib.contextmanager
@@ -65,13 +63,18 @@ def as_pythons_own() -> Iterator[None]:
 @contextlib.contextmanager
 def stopped_by_exception() -> Iterator[None]:
     """Within it signals raise exceptions, for work that has something to clean up."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _exit}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = _handle({signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _exit})
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _handle(before)
+
+
+def _handle(handlers: Mapping[int, Any]) -> dict[int, Any]:
+    """Let these answer to signals; those that they replace. Only the main thread hears any."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,8 @@ def test_evaluate_is_that_of_the_command_line(run: Run, capsys: pytest.CaptureFi
 def test_digest_is_the_last_receipt_and_verify_makes_it_again(run: Run, tmp_path: Path) -> None:
     assert lockstep.digest(run) == run.digest == read_metrics(run.path).rows[-1]["digest"]
     assert lockstep.verify(run, updates=(2, 3), workers=2).startswith("updates 2 to 3: 2 digests equal")
+    with ThreadPoolExecutor(1) as thread:  # which hears no signals
+        assert thread.submit(lockstep.verify, run, (3, 3)).result().startswith("updates 3 to 3: 1 digests equal")
     other = lockstep.train("Pendulum-v1", logdir=tmp_path, name="other", settings=settings(1))
     file = other.path / "metrics.csv"
     file.write_text(file.read_text().replace(other.digest, "0" * 64))
